@@ -18,8 +18,8 @@ from tests.builders.refusals import refused
 from zerotrain.config.data import DataConfig
 from zerotrain.data.caption_file import MOST_BYTES
 from zerotrain.data.dataset import Sample, read_dataset
-from zerotrain.data.folder import MOST_BYTES as MOST_IMAGE_BYTES
-from zerotrain.data.source import Found
+from zerotrain.data.files import DatasetFiles, walk
+from zerotrain.data.source import MOST_IMAGE_BYTES, Found
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 Reasons = dict[str, str | None]
@@ -54,10 +54,12 @@ def reasons(found: Callable[..., dict[str, Found]]) -> Callable[..., Reasons]:
     return find
 
 
-def prepare(folder: Path, *, bad: int = 0) -> tuple[list[Sample], dict[str, str]]:
+def prepare(
+    folder: Path, *, bad: int = 0, **options: object
+) -> tuple[list[Sample], dict[str, str]]:
     """Prepare a folder with that many bad samples, which one less refuses: samples and reasons."""
     output = folder.parent / "dataset"
-    data = {"images": str(folder), "num_workers": 0}
+    data = {"images": str(folder), "num_workers": 0, **options}
     if bad:
         short = DataConfig.model_validate({**data, "max_bad_samples": bad - 1})
         assert f"{bad} of " in refused(prepare_dataset, short, output).what
@@ -75,18 +77,18 @@ def test_pipes_sockets_and_links_to_devices_are_not_opened(folder: Path, reasons
     (folder / "zero.png").symlink_to("/dev/zero")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.path.relpath(folder / "s.png"))
-    assert reasons(folder, follow_symlinks=True) == {
+    listed = {
         "pipe.png": "a named pipe, not a file",
         "s.png": "a socket, not a file",
         "zero.png": "a device, not a file",
     }
+    assert reasons(folder, follow_symlinks=True) == listed
+    assert prepare(folder, bad=3, follow_symlinks=True)[1] == listed
     found = reasons(folder)
     assert found["zero.png"] == (
         "a link that leads out of the folder, to /dev/zero (data.follow_symlinks: true would take "
         "it)"
     )
-    (folder / "zero.png").unlink()
-    assert prepare(folder, bad=2)[1].keys() == {"pipe.png", "s.png"}
 
 
 def test_a_caption_that_is_a_pipe_is_not_opened(folder: Path, reasons) -> None:
@@ -125,7 +127,7 @@ def test_links_that_lead_nowhere_are_listed(folder: Path, reasons, follow: bool)
         "gone.png": "a link to lost.png, which does not exist",
         "latin.png": r"a link to caf\udce9.png, which does not exist",
     }
-    assert len(prepare(folder, bad=5)[1]) == 5
+    assert len(prepare(folder, bad=5, follow_symlinks=follow)[1]) == 5
 
 
 def test_files_without_permission_are_listed(folder: Path) -> None:
@@ -148,7 +150,8 @@ def test_files_without_permission_are_listed(folder: Path) -> None:
 
 
 def test_files_that_are_too_large_are_not_read(folder: Path) -> None:
-    """An image of terabytes and a caption of hundreds of megabytes, both holes in the disk."""
+    """An image of terabytes and a caption of hundreds of megabytes, both holes in the disk; the
+    image is not hashed, and an unchanged dataset still has its digest."""
     for name, size in (("huge.png", 2**42), ("long.txt", 300 * 2**20)):
         with (folder / name).open("wb") as stream:
             stream.truncate(size)
@@ -159,6 +162,12 @@ def test_files_that_are_too_large_are_not_read(folder: Path) -> None:
         "long.png": f"caption long.txt has 314,572,800 bytes; captions are read up to "
         f"{MOST_BYTES:,}",
     }
+    dataset = folder.parent / "dataset"
+    data = DataConfig(images=str(folder), num_workers=0, max_bad_samples=2)
+    before = DatasetFiles(data, dataset).digest_file.read_bytes()
+    os.utime(folder / "good.png", (1, 1))  # hashed again, with all others as they were
+    DatasetFiles(data, dataset, walk([str(folder)], follow_symlinks=False)).update()
+    assert DatasetFiles(data, dataset).digest_file.read_bytes() == before
 
 
 CAPTIONS = {
@@ -229,7 +238,7 @@ NAMES = [
     "-leading", "--rm", "~", "$HOME", "a;b&c|d", "*?[x]", "#hash", "%s %(x)d", "a:b", "\\", "con",
     "a" * 251, "é" * 125, unicodedata.normalize("NFC", "é"), unicodedata.normalize("NFD", "é"),
     "\u202egnp", "\U0001f469\u200d\U0001f680", "قطة", "\x1b[31mred", "a\u2028b", "a.png", "a.txt",
-    "CAPITAL", "capital",
+    "CAPITAL", "capital", "{b}", "{wildcards.run}", "{{c}}",
 ]  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from zerotrain.artifact import digest, file_sha256, is_published, replacing, write_whole
 from zerotrain.data.open import source_files, source_roots
+from zerotrain.data.source import MOST_IMAGE_BYTES
 from zerotrain.machine.ordered_pool import in_order
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ class DatasetFiles:
         stats = {path: self._stats.get(path, UNREAD) for path in paths}
         # A file that was edited meanwhile is hashed by the next plan.
         found = {
-            path: hashes[path] if stat == _stat(path) else stat for path, stat in stats.items()
+            path: hashes[path] if stat == _stat(path) and hashes[path] != UNREAD else stat
+            for path, stat in stats.items()
         }
         whole = digest(sorted(found.items()))
         # First the digest: with a former listing, the next plan compares again.
@@ -230,7 +232,7 @@ def walk(roots: Sequence[str], *, follow_symlinks: bool) -> bytes:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(entry.path)
-                elif follow_symlinks and entry.is_symlink() and entry.is_dir():
+                elif follow_symlinks and entry.is_symlink() and os.path.isdir(entry.path):
                     if (real := os.path.realpath(entry.path)) not in seen:
                         seen.add(real)
                         waiting.append(entry.path)
@@ -269,10 +271,12 @@ def _hash_all(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _hash(path: str) -> str:
-    """Hash a file; UNREAD if it is unreadable or, such as a pipe, could block."""
+    """Hash a file; UNREAD if it is unreadable, could block as a pipe does, or is no sample by its
+    size."""
     try:
-        regular = stat_bits.S_ISREG(os.stat(path).st_mode)
-        return file_sha256(Path(path)) if regular else UNREAD
+        stat = os.stat(path)
+        read = stat_bits.S_ISREG(stat.st_mode) and stat.st_size <= MOST_IMAGE_BYTES
+        return file_sha256(Path(path)) if read else UNREAD
     except OSError:
         return UNREAD
 

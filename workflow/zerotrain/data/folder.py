@@ -16,16 +16,13 @@ from zerotrain.data.listing import (
     list_images,
     root_of,
 )
-from zerotrain.data.source import BadImageError, Found, Source
+from zerotrain.data.source import MOST_IMAGE_BYTES, BadImageError, Found, Source
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from zerotrain.config.data import DataConfig
-
-MOST_BYTES = 2**32
-"""Size of the largest image file that is read: more than decoding's limit of pixels takes."""
 
 
 class FolderSource(Source):
@@ -75,13 +72,13 @@ class FolderSource(Source):
         """Read the bytes of an image file.
 
         Raises:
-            BadImageError: it has more than MOST_BYTES.
+            BadImageError: it has more than MOST_IMAGE_BYTES.
             OSError: it is unreadable.
         """
         path = self.root / file
         size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise BadImageError(f"has {size:,} bytes; images are read up to {MOST_BYTES:,}")
+        if size > MOST_IMAGE_BYTES:
+            raise BadImageError(f"has {size:,} bytes; images are read up to {MOST_IMAGE_BYTES:,}")
         return path.read_bytes()
 
     def decode(self, data: bytes) -> Image:

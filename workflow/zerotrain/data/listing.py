@@ -35,7 +35,7 @@ class Listing:
     captions: dict[str, str] = field(default_factory=dict)
     """Caption files by name without extension, which is the beginning of the image's name."""
     bad: list[Found] = field(default_factory=list)
-    """What cannot be read: links that lead out, names that no manifest can hold, what is no file."""
+    """What is not read: links that lead out, names that no manifest can hold, what is no file."""
     others: list[str] = field(default_factory=list)
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 DIGITS = Path("data/digits.csv.gz")
 """The built-in example's scans."""
+MOST_IMAGE_BYTES = 2**32
+"""Size of the largest image file that is read: more than decoding's limit of pixels takes."""
 
 
 class BadImageError(Exception):
