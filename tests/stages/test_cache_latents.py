@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 from tests.builders.caching import SIDE, FakeFamily, Run, StopError, contents, stop_encoding
 
 from zerotrain import artifact
@@ -265,16 +266,63 @@ def test_a_stopped_encoding_continues_where_it_was(run, family, monkeypatch, cap
     assert not (resumed / "partial").exists()
 
 
-def test_a_damaged_cache_is_repaired(run, family, capsys):
+def flip_last_bit(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+DAMAGE = {
+    "bit": flip_last_bit,
+    "torn": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "zeros": lambda data: bytes(len(data)),  # blocks that a power cut left unwritten
+}
+
+
+def keys_in(shard: Path) -> int:
+    with safe_open(shard, framework="pt") as opened:
+        return len({name.partition(".")[0] for name in opened.keys()})  # noqa: SIM118
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_shard_alone_is_encoded_again(run, family, capsys, damage):
+    """It is named and refused; the cache then has the bytes that it had."""
     whole = contents(run.cache())
     shard = sorted((run.folder / "cache").glob("latents*"))[0]
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
-    with pytest.raises(PipelineError, match=f"{shard.name}: sha256"):
+    lost = keys_in(shard)
+    assert 0 < lost < 20
+    shard.write_bytes(DAMAGE[damage](shard.read_bytes()))
+    with pytest.raises(PipelineError, match=f"{shard.name}: "):
         read_cache(run.folder / "cache")
+    capsys.readouterr()
     assert contents(run.cache()) == whole
-    assert f"WARNING: {shard} is damaged" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert f"WARNING: {shard} is damaged" in said.err
+    assert said.out.endswith(
+        f"encoded {lost} of 20 latents, 0 of 4 captions; the rest was in the cache\n"
+    )
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_torn_shard_of_a_killed_run_is_not_used(run, family, monkeypatch, capsys, damage):
+    """One that a kill or a power cut left half on the disk: it and what was not reached are
+    encoded, and the bytes are those of a run that was not killed."""
+    stop_encoding(family, 12, monkeypatch)
+    with pytest.raises(StopError):
+        run.cache()
+    monkeypatch.undo()
+    monkeypatch.setattr(stage, "load_family", lambda name: family)
+    partial = run.folder / "cache/partial"
+    waiting = sorted(partial.glob("*.safetensors"))
+    kept = sum(map(keys_in, waiting[1:]))
+    assert len(waiting) > 1
+    waiting[0].write_bytes(DAMAGE[damage](waiting[0].read_bytes()))
+    (partial / "unfinished-1").write_bytes(b"half a shard")
+    capsys.readouterr()
+    resumed = run.cache()
+    encoded = capsys.readouterr().out.splitlines()[-1]
+    assert encoded.startswith(f"encoded {20 - kept} of 20 latents, ")
+    assert contents(resumed) == contents(run.cache("fresh"))
+    assert not (resumed / "partial").exists()
 
 
 def test_a_cache_without_its_index_is_refused(run, family):
