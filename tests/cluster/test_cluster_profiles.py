@@ -106,7 +106,8 @@ def memory_mb(size: str) -> int:
 
 @SLURM
 def test_a_job_asks_for_what_the_dry_run_says(faked: Project, profile: tuple[str, ...]) -> None:
-    """GPUs, memory, time and CPUs of the training, by either profile; and it may be requeued."""
+    """GPUs, memory, time and CPUs of the training, by either profile; and it may be requeued. Under
+    Slurm a phase of two machines is a job of two nodes."""
     faked.configure("config", CONFIG.format(launch="num_processes: 2"))
     faked.snakemake("--cores", "2", *INPUTS)
     wanted = planned(faked, profile)
@@ -120,14 +121,15 @@ def test_a_job_asks_for_what_the_dry_run_says(faked: Project, profile: tuple[str
     assert minutes(job["TimeLimit"]) == int(wanted["runtime"]) == 1440
     assert job["CPUs/Task"] == "2"  # a dry run shows the threads of this machine
     assert job["Requeue"] == "1"
+    if profile == PROFILE:
+        faked.configure("config", CONFIG.format(launch="machines: 2, processes_per_machine: 2"))
+        faked.snakemake("--cores", "2", *INPUTS)
+        faked.snakemake(*profile, "--", TRAINED)
+        check_two_nodes(submitted(faked)[-1])
 
 
-def test_a_phase_of_two_machines_is_a_job_of_two_nodes(faked: Project) -> None:
-    """With a launcher and the GPUs of its processes on each."""
-    faked.configure("config", CONFIG.format(launch="machines: 2, processes_per_machine: 2"))
-    faked.snakemake("--cores", "2", *INPUTS)
-    faked.snakemake(*PROFILE, "--", TRAINED)
-    (job,) = submitted(faked)
+def check_two_nodes(job: dict[str, str]) -> None:
+    """A phase of two machines has a launcher, and the GPUs of its processes, on each."""
     assert job["NumNodes"] == "2"
     assert job["NumTasks"] == "2"
     assert job["NodeList"] == "n[1-2]"

@@ -149,10 +149,12 @@ ALL = [
 
 
 def suite(family: str, kind: str) -> Any:
-    """One method of peft stands for those on sdxl: their code is the same lines."""
+    """One method of peft stands for those on sdxl: their code is the same lines. So is that of a
+    model of which a part was trained: SDXL stands for the families of images."""
     if (family, kind) in QUICK:
         return ()
-    return pytest.mark.soak if family == "sdxl" and kind in METHODS else pytest.mark.slow
+    same = (family == "sdxl" and kind in METHODS) or (kind == "part" and family not in PART)
+    return pytest.mark.soak if same else pytest.mark.slow
 
 
 CASES = [pytest.param(*case, id="-".join(case), marks=suite(*case)) for case in ALL]

@@ -24,7 +24,6 @@ SLOW = [
     "torch:bf16",
     "zero1:bf16:2",
     "zero2_offload:no",
-    "zero3:no",
     "zero3_offload:bf16:2",
     "zero3:bf16:1:init",
 ]

@@ -1,4 +1,8 @@
-"""`zerotrain switch` killed at every step, and called again: as if nothing had been."""
+"""`zerotrain switch` killed at every step, and called again: as if nothing had been.
+
+In CI the same is held by parts: the command with Snakemake by tests/workflow/test_switch.py, its
+edit and its lock by test_switch_races.py, and the export that it leaves by training/test_kill.py.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +29,13 @@ from tests.conftest import copy_quick_project
 
 from zerotrain.training.process.lock import read_owner
 
+pytestmark = pytest.mark.soak
+
 STOPPED, END = 4, 40
 SWITCH = [sys.executable, "-m", "zerotrain", "switch", "digits", "--to", "zero2"]
 TRAIN = [sys.executable, "-m", "snakemake", "--cores", "all", "weights"]
 DEADLINE_SECONDS = 900.0
 SEEDS = range(20)
-SAMPLE = {11: pytest.mark.slow}
-"""Seeds of which CI has its share: one after the edit of the configuration."""
 
 
 @dataclass
@@ -196,12 +200,7 @@ def running(project: Project) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def mark(seed: int) -> object:
-    """A seed as a parameter: all but those of the sample are for `make test-soak`."""
-    return pytest.param(seed, marks=SAMPLE.get(seed, pytest.mark.soak))
-
-
-@pytest.mark.parametrize("seed", [mark(seed) for seed in SEEDS if seed % 5])
+@pytest.mark.parametrize("seed", [seed for seed in SEEDS if seed % 5])
 def test_a_killed_switch_is_completed_by_the_same_command(
     stopped: Project,
     exported: dict[str, str],
@@ -233,7 +232,7 @@ def test_a_killed_switch_is_completed_by_the_same_command(
         assert project.trained() == trained()
 
 
-@pytest.mark.parametrize("seed", [mark(seed) for seed in SEEDS if seed % 5 == 0])
+@pytest.mark.parametrize("seed", [seed for seed in SEEDS if seed % 5 == 0])
 def test_a_killed_switch_of_a_running_training_loses_nothing(
     stopped: Project, trained: Callable[[], str], tmp_path: Path, seed: int
 ) -> None:

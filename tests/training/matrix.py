@@ -6,7 +6,6 @@ decays of their own, a frozen layer, a tied weight, and two accumulations a step
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from zerotrain.state.checkpoint import Checkpoint
 
 PRESETS = ("torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
 SWITCH, STEPS = 10, 20
-SAMPLED = 8
-"""Of the covering sets, so many run in `make test-full`."""
 BEGIN, END = "<!-- switches: generated -->", "<!-- switches: end -->"
 EXACT = ("torch", "zero1", "zero2")
 """One process in fp32 gives the same bits under each of these: the same optimizer steps the same
@@ -139,36 +136,31 @@ def covering() -> list[Switch]:
     return found
 
 
-def sampled() -> list[Switch]:
-    """The part of the covering sets that `make test-full` takes, chosen by a fixed seed.
+def chosen() -> list[Switch]:
+    """The part of the covering sets that `make test-full` takes; the rest is for `make test-soak`.
 
-    Two processes under ZeRO-3 hinder each other on two cores: those take most of a minute each.
+    Each preset is in a switch of two processes, of bf16, of fp16 and of LoRA; one process becomes
+    two, two become one and stay two; and a phase continues under its own launch. Of equals, those
+    come first that are not under ZeRO-3 in two processes, which hinder each other on two cores.
     """
-    crowded = [
-        switch
-        for switch in covering()
-        for setup in (switch.first, switch.second)
-        if setup.processes > 1 and setup.preset.startswith("zero3")
-    ]
-    quick = [switch for switch in covering() if switch not in crowded]
-    return random.Random(20).sample(quick, SAMPLED)
 
-
-def added() -> list[Switch]:
-    """What `make test-full` takes in addition, until each preset was in a switch of two processes,
-    of bf16, of fp16 and of LoRA; the rest of the covering sets is for `make test-soak`."""
-
-    def ways(switch: Switch) -> set[tuple[str, object]]:
-        return {
+    def ways(switch: Switch) -> set[object]:
+        first, second = switch.first, switch.second
+        of_presets = {
             (setup.preset, way)
-            for setup in (switch.first, switch.second)
+            for setup in (first, second)
             for way in (f"x{setup.processes}", setup.precision, setup.adapter)
         }
+        return {*of_presets, (first.processes, second.processes), first == second}
 
-    seen = set().union(*map(ways, [*fp32_pairs(), *sampled()]))
+    def crowded(switch: Switch) -> int:
+        setups = (switch.first, switch.second)
+        return sum(one.processes > 1 and one.preset.startswith("zero3") for one in setups)
+
+    seen = set().union(*map(ways, ring()))
     found: list[Switch] = []
     while left := [switch for switch in covering() if ways(switch) - seen]:
-        found.append(max(left, key=lambda switch: len(ways(switch) - seen)))
+        found.append(max(left, key=lambda one: (len(ways(one) - seen), -crowded(one))))
         seen |= ways(found[-1])
     return found
 

@@ -20,12 +20,11 @@ from tests.training.matrix import (
     Matrix,
     Setup,
     Switch,
-    added,
+    chosen,
     covering,
     deviation,
     fp32_pairs,
     ring,
-    sampled,
 )
 
 from zerotrain import artifact
@@ -47,7 +46,7 @@ def matrix(tmp_path_factory, inputs, server, request) -> Iterator[Matrix]:
 
 
 def _cases() -> list[Any]:
-    quick, in_ci = ring()[::2], [*ring(), *sampled(), *added()]
+    quick, in_ci = ring()[::2], [*ring(), *chosen()]
 
     def marks(switch: Switch) -> Any:
         if switch in quick:

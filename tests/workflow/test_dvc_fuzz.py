@@ -2,7 +2,8 @@
 
 Of stages that a fake stands in for, whose bytes tell what they were made from: after every whole
 run of either tool the outputs are those of a build from nothing, nothing ran whose output was right
-already, and both tools say that there is nothing to do.
+already, and both tools say that there is nothing to do. In CI each kind of step has a test of its
+own, in test_dvc_agreement.py, test_dvc_restore.py and test_dvc_experiments.py.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import pytest
 import yaml
 from tests.builders.git import init_repository, set_author
 from tests.workflow.conftest import Project
+
+pytestmark = pytest.mark.soak
 
 CONFIG = "config/config.yaml"
 DISAGREED = "above it says why"
@@ -332,26 +335,12 @@ def run(project: Project, seed: int, steps: int) -> int:
     return fuzz.checked
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1])
-def test_dvc_and_snakemake_agree_after_a_few_accidents(project, seed):
-    """Six steps; the long ones are slow tests."""
-    assert run(project, seed, 6) >= 2
-
-
-@pytest.mark.parametrize(
-    ("seed", "steps"),
-    [
-        pytest.param(11, 10, marks=pytest.mark.soak),
-        *(pytest.param(seed, 20, marks=pytest.mark.soak) for seed in (11, 12, 13)),
-    ],
-)
+@pytest.mark.parametrize(("seed", "steps"), [(1, 6), (11, 10), (11, 20), (12, 20), (13, 20)])
 def test_dvc_and_snakemake_agree_whatever_happens(project, seed, steps):
-    """Many steps of each seed; CI takes the six of the test above."""
+    """Many steps of each seed."""
     assert run(project, seed, steps) >= 2 + steps // 10
 
 
-@pytest.mark.soak
 def test_an_experiment_of_dvc_is_run_left_and_applied(project):
     """`dvc exp run`, back to where it began, and `dvc exp apply`: right and agreed each time."""
     fuzz = Fuzz(project, 0)

@@ -67,12 +67,12 @@ def clone(project: Project, name: str = "clone") -> Project:
 
 
 def hashes(project: Project, below: str = "results") -> dict[str, str]:
-    """Sha256 of every file; logs and benchmarks belong to no output."""
+    """Sha256 of every file; logs, benchmarks and what is hidden belong to no output."""
     return {
         str(path.relative_to(project.folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted((project.folder / below).rglob("*"))
         if path.is_file() and not {"logs", "benchmarks"} & set(path.parts)
-        and not path.name.startswith(".")
+        and not any(part.startswith(".") for part in path.relative_to(project.folder).parts)
     }  # fmt: skip
 
 
@@ -83,25 +83,25 @@ def nothing_to_do(project: Project) -> None:
 
 
 @pytest.fixture(scope="module")
-def _stored(tmp_path_factory, planner) -> Project:
+def built(tmp_path_factory, planner) -> Project:
     project = create(tmp_path_factory.mktemp("stored") / "project", "nano", planner)
     begin(project)
     return project
 
 
 @pytest.fixture
-def stored(_stored: Project, tmp_path: Path) -> Project:
+def stored(built: Project, tmp_path: Path) -> Project:
     """A project that was built, committed and pushed, with a remote of its own."""
-    shutil.copytree(remote_of(_stored), tmp_path / "shelf")
-    project = _stored.copy_to(tmp_path / "project")
-    project.edit(".dvc/config", str(remote_of(_stored)), str(tmp_path / "shelf"))
+    shutil.copytree(remote_of(built), tmp_path / "shelf")
+    project = built.copy_to(tmp_path / "project")
+    project.edit(".dvc/config", str(remote_of(built)), str(tmp_path / "shelf"))
     project.must("git", "commit", "-q", "-a", "-m", "another shelf")
     return project
 
 
 @pytest.fixture(scope="module")
-def _restored(_stored: Project) -> Project:
-    project = clone(_stored, "restored")
+def _restored(built: Project) -> Project:
+    project = clone(built, "restored")
     zerotrain(project, "restore")
     return project
 
@@ -226,33 +226,53 @@ def test_dvc_restore_is_called_from_the_top(stored):
     assert stored.must("git", "log", "-1", "--format=%D") == head
 
 
-def second_training(project: Project) -> tuple[str, str]:
-    """Other weights, committed after the first ones and pushed: both commits."""
-    first = project.must("git", "log", "-1", "--format=%H", "--", "dvc.lock").strip()
+@pytest.fixture(scope="module")
+def _trained_twice(built: Project, tmp_path_factory) -> Project:
+    folder = tmp_path_factory.mktemp("twice")
+    shutil.copytree(remote_of(built), folder / "shelf")
+    project = built.copy_to(folder / "project")
+    project.edit(".dvc/config", str(remote_of(built)), str(folder / "shelf"))
     project.edit(CONFIG, "learning_rate: 1.0e-3", "learning_rate: 2.0e-3")
     project.build("train")
-    second = commit(project, "faster")
+    commit(project, "faster")
     project.must("dvc", "push", "-q")
     project.calls()
+    return project
+
+
+@pytest.fixture
+def twice(_trained_twice: Project, tmp_path: Path) -> Project:
+    """A project like `stored`, trained again to other weights, which are committed and pushed."""
+    shutil.copytree(remote_of(_trained_twice), tmp_path / "shelf")
+    project = _trained_twice.copy_to(tmp_path / "project")
+    project.edit(".dvc/config", str(remote_of(_trained_twice)), str(tmp_path / "shelf"))
+    project.must("git", "commit", "-q", "-a", "-m", "another shelf")
+    return project
+
+
+def trainings(project: Project) -> tuple[str, str]:
+    """The commits that hold the two trainings, the first one and the one after it."""
+    second, first = project.must("git", "log", "--format=%H", "--", "dvc.lock").split()
     return first, second
 
 
 @pytest.mark.slow
-def test_dvc_restore_takes_a_revision(stored):
+def test_dvc_restore_takes_a_revision(built, twice):
     """A revision is checked out on no branch, and its own results come back."""
-    before = hashes(stored)
-    first, second = second_training(stored)
-    assert hashes(stored) != before
-    stored.must("git", "checkout", "-q", "--detach")
-    said = zerotrain(stored, "restore", first[:8])
+    before = hashes(built)
+    first, _ = trainings(twice)
+    head = twice.must("git", "rev-parse", "HEAD")
+    assert hashes(twice) != before
+    twice.must("git", "checkout", "-q", "--detach")
+    said = zerotrain(twice, "restore", first[:8])
     assert "nothing to do" in said
-    assert stored.must("git", "rev-parse", "HEAD").strip() == first
-    assert stored.must("git", "branch", "--show-current").strip() == ""
-    assert hashes(stored) == before
-    assert stored.calls() == []
-    nothing_to_do(stored)
-    stored.must(*said.partition("; `")[2].partition("` goes back")[0].split())
-    assert stored.must("git", "rev-parse", "HEAD").strip() == second
+    assert twice.must("git", "rev-parse", "HEAD").strip() == first
+    assert twice.must("git", "branch", "--show-current").strip() == ""
+    assert hashes(twice) == before
+    assert twice.calls() == []
+    nothing_to_do(twice)
+    twice.must(*said.partition("; `")[2].partition("` goes back")[0].split())
+    assert twice.must("git", "rev-parse", "HEAD") == head
 
 
 @pytest.mark.parametrize("change", ["edit", "dvc.lock"])
@@ -272,18 +292,19 @@ def test_dvc_restore_refuses_uncommitted_changes(change, stored):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", [pytest.param("plain", marks=pytest.mark.soak), "offload"])
-def test_dvc_weights_are_found_by_their_content(phase, stored, tmp_path):
+def test_dvc_weights_are_found_by_their_content(phase, built, twice, tmp_path):
     """A file of weights copied to another folder leads to the commit, the stage, the phase and
     the values and hashes that made it, in a clone that has fetched nothing; and that commit
     comes back."""
     weights = f"results/tiny/{phase}/weights"
     old = tmp_path / "old.safetensors"
-    shutil.copy2(stored.folder / weights / "payload.bin", old)
-    before = hashes(stored)
-    first, second = second_training(stored)
-    new = shutil.copytree(stored.folder / weights, tmp_path / "new")
-    lock = yaml.safe_load((stored.folder / "dvc.lock").read_text())["stages"]
-    project = clone(stored)
+    shutil.copy2(built.folder / weights / "payload.bin", old)
+    before = hashes(built)
+    first, second = trainings(twice)
+    new = shutil.copytree(twice.folder / weights, tmp_path / "new")
+    lock = yaml.safe_load((twice.folder / "dvc.lock").read_text())["stages"]
+    project = clone(twice)
+    head = project.must("git", "rev-parse", "HEAD")
     for path, made_by, rate in ((old, first, 0.001), (new, second, 0.002)):
         said = zerotrain(project, "restore", "--find-only", str(path))
         assert project.must("git", "show", "-s", "--format=%h of %cs", made_by).strip() in said
@@ -296,7 +317,7 @@ def test_dvc_weights_are_found_by_their_content(phase, stored, tmp_path):
         for dep in lock[stage]["deps"]:
             assert f"  {dep['path']}  md5 {dep['md5']}\n" in f"{said}\n"
     assert ("train_phase-offload:" in said) == (phase == "offload")
-    assert project.must("git", "rev-parse", "HEAD").strip() == second
+    assert project.must("git", "rev-parse", "HEAD") == head
     assert not (project.folder / "results").exists()
 
     assert "nothing to do" in zerotrain(project, "restore", str(old))
@@ -305,12 +326,13 @@ def test_dvc_weights_are_found_by_their_content(phase, stored, tmp_path):
 
 
 @pytest.mark.slow
-def test_dvc_weights_are_found_on_another_branch_and_in_an_experiment(stored, tmp_path):
+def test_dvc_weights_are_found_on_another_branch_and_in_an_experiment(twice, tmp_path):
     """The history of all references is looked through, not of the branch alone; what no commit
     holds yet is found as well."""
-    weights = "results/tiny/offload/weights"
+    stored, weights = twice, "results/tiny/offload/weights"
+    first, aside = trainings(stored)
     stored.must("git", "switch", "-q", "-c", "aside")
-    _, aside = second_training(stored)
+    stored.must("git", "branch", "-q", "--force", "main", first)
     of_branch = shutil.copytree(stored.folder / weights, tmp_path / "of_branch")
     stored.must("git", "switch", "-q", "-c", "away")
     stored.edit(CONFIG, "learning_rate: 2.0e-3", "learning_rate: 3.0e-3")
@@ -334,12 +356,11 @@ def test_dvc_weights_are_found_on_another_branch_and_in_an_experiment(stored, tm
 
 
 @pytest.mark.slow
-def test_dvc_unknown_weights_are_no_error_of_ours(stored, tmp_path):
+def test_dvc_unknown_weights_are_no_error_of_ours(twice, tmp_path):
     """Weights from another program: a sentence that says how many commits were looked at."""
-    second_training(stored)
     path = tmp_path / "other.safetensors"
     path.write_bytes(b"not ours")
-    said = zerotrain(stored, "restore", str(path), code=2)
+    said = zerotrain(twice, "restore", str(path), code=2)
     assert f"{path}: recorded in none of the 2 commits that changed dvc.lock" in said
 
 
@@ -487,9 +508,9 @@ def test_dvc_data_add_prints_commands_that_work(stored):
 
 
 @pytest.fixture(scope="module")
-def refusing(_stored: Project, tmp_path_factory) -> Project:
+def refusing(built: Project, tmp_path_factory) -> Project:
     """A copy with folders that `data add` refuses; one of them is tracked already."""
-    project = _stored.copy_to(tmp_path_factory.mktemp("refusing") / "project")
+    project = built.copy_to(tmp_path_factory.mktemp("refusing") / "project")
     (project.folder / "link").symlink_to("photos")
     for name, target in (("linked", "../photos/cat.png"), ("dangling", "nowhere")):
         (project.folder / name).mkdir()
