@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from zerotrain.config.section import Name, Section, Side, Whole
+from zerotrain.config.image_source import ImageSourceConfig
+from zerotrain.config.section import Name, Section, Side, Whole, is_none
 
 TEXT_SOURCES = ("text", "sums", "complaints")
 IMAGE_KEYS = (
@@ -23,23 +24,6 @@ ALPACA = "alpaca"
 """The prompt_template that is a text of its own, of rows of that format."""
 COLUMN = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 """What is replaced in a prompt_template: a column's name, or a brace that is written twice."""
-
-
-def _is_none(value: Any) -> bool:
-    return value is None
-
-
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Names = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
-Folders = Annotated[
-    Names,
-    BeforeValidator(_listed),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
-]
-"""A list of folders; the name of one is taken as a list of it."""
 
 
 def _switched_on(value: Any) -> Any:
@@ -88,7 +72,7 @@ class BucketConfig(Section):
         return self
 
 
-class DataConfig(Section):
+class DataConfig(ImageSourceConfig):
     """Where samples come from. A data name is shared by runs: it is encoded once."""
 
     name: Name | None = Field(
@@ -98,27 +82,6 @@ class DataConfig(Section):
         "folder",
         description="`folder` reads images from `images`, `text` reads `path`; built-in examples "
         "are `digits` (images), `sums` and `complaints` (text).",
-    )
-    images: str | None = Field(None, description="Folder of images, searched with its subfolders.")
-    follow_symlinks: bool = Field(
-        False, description="Take links in `images` that lead out of it, as DVC and hub caches make."
-    )
-    metadata: str | None = Field(
-        None,
-        description="metadata.csv, .jsonl or .json with file_name,text or image,prompt; it may lie "
-        "anywhere. Default: one in the image folder, else a caption file next to each image.",
-    )
-    caption_extension: str = Field(
-        ".txt", pattern=r"^\.", description="Extension of the caption files next to the images."
-    )
-    caption_strategy: Literal["textfile", "filename", "instanceprompt"] = Field(
-        "textfile",
-        description="`textfile` reads metadata or a caption file next to each image; `filename` "
-        "takes the image's name without extension, _ as a space; `instanceprompt` gives every "
-        "image `instance_prompt`.",
-    )
-    instance_prompt: str | None = Field(
-        None, min_length=1, description="The caption of every image: caption_strategy says so."
     )
     path: str | None = Field(
         None,
@@ -146,34 +109,11 @@ class DataConfig(Section):
         description="Text, columns: words for the labels in response_column, by number or by "
         "value. Default: a Hugging Face dataset's own names.",
     )
-    # Left out of what a dataset depends on where they are not given: earlier ones stay as they are.
-    conditioning_images: Folders | None = Field(
-        None,
-        exclude_if=_is_none,
-        description="A folder of conditioning images, which the model reads next to the caption, "
-        "or a list of them: each holds one for every image of `images`, of the same name without "
-        "extension. See [conditioning.md](conditioning.md).",
-    )
-    conditioning_columns: Names | None = Field(
-        None,
-        exclude_if=_is_none,
-        description="Columns of the metadata table that name conditioning images in `images`: a "
-        "file or a list of files in each cell.",
-    )
-    repeats: Whole = Field(1, ge=1, description="How often an epoch sees each sample.")
-    max_pixels: Whole | None = Field(
-        None, ge=64, description="Larger images count as scaled down to this area, aspect kept."
-    )
     aspect_buckets: Annotated[BucketConfig | None, BeforeValidator(_switched_on)] = Field(
         None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="Keep the shape of images instead of the centre square: `true`, or the keys "
         "below. A batch has images of one size. See [aspect-buckets.md](aspect-buckets.md).",
-    )
-    random_flip: bool = Field(
-        False,
-        description="Images: train on each image or its mirror image, drawn again for each epoch; "
-        "both are encoded. Not for pictures with text or sides.",
     )
     holdout: float = Field(
         0.0,
@@ -191,16 +131,6 @@ class DataConfig(Section):
     def is_text(self) -> bool:
         """Whether samples are text and no images."""
         return self.source in TEXT_SOURCES
-
-    @property
-    def is_conditioned(self) -> bool:
-        """Whether samples have conditioning images."""
-        return bool(self.conditioning_images or self.conditioning_columns)
-
-    @property
-    def conditioning_folders(self) -> list[str]:
-        """The folders of conditioning_images."""
-        return self.conditioning_images or []
 
     @model_validator(mode="after")
     def _source_has_its_keys(self) -> DataConfig:
@@ -223,37 +153,10 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _captions_have_one_source(self) -> DataConfig:
-        prompt = self.caption_strategy == "instanceprompt"
-        if prompt != (self.instance_prompt is not None):
-            raise ValueError(
-                "caption_strategy: instanceprompt and instance_prompt belong together; "
-                f"{'instance_prompt is missing' if prompt else 'set caption_strategy, too'}"
-            )
-        if self.caption_strategy != "textfile" and self.metadata:
-            raise ValueError(
-                f"caption_strategy: {self.caption_strategy} reads no metadata; remove one of them"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _conditioning_has_one_source(self) -> DataConfig:
-        if self.conditioning_images is not None and self.conditioning_columns is not None:
-            raise ValueError("give conditioning_images or conditioning_columns, not both")
-        if self.conditioning_columns and self.caption_strategy != "textfile":
-            raise ValueError(
-                f"conditioning_columns are read from a metadata table, and caption_strategy: "
-                f"{self.caption_strategy} reads none; use conditioning_images, or remove "
-                "caption_strategy"
-            )
+    def _buckets_have_no_conditioning(self) -> DataConfig:
         if self.is_conditioned and self.aspect_buckets is not None:
             raise ValueError(
                 "aspect_buckets would cut images and leave their conditioning images square; "
-                "remove one of them"
-            )
-        if self.is_conditioned and self.random_flip:
-            raise ValueError(
-                "random_flip would mirror images and leave their conditioning images as they are; "
                 "remove one of them"
             )
         return self

@@ -21,7 +21,7 @@ from zerotrain.errors import PipelineError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from zerotrain.config.data import DataConfig
+    from zerotrain.config.image_source import ImageSourceConfig
 
 
 class FolderSource(Source):
@@ -34,7 +34,7 @@ class FolderSource(Source):
 
     pixel_modules = ("zerotrain.data.decode",)
 
-    def __init__(self, data: DataConfig, root: Path | None = None) -> None:
+    def __init__(self, data: ImageSourceConfig, root: Path | None = None) -> None:
         self.data = data
         self.root = root or root_of(data)
         self.name = str(self.root)
@@ -146,14 +146,14 @@ class FolderSource(Source):
         return notes
 
 
-def given_caption(data: DataConfig, image: str) -> str:
+def given_caption(data: ImageSourceConfig, image: str) -> str:
     """Return the caption of an image whose caption is not in a file."""
     if data.caption_strategy == "filename":
         return os.path.splitext(os.path.basename(image))[0].replace("_", " ").strip()
     return str(data.instance_prompt)
 
 
-def folder_files(data: DataConfig) -> list[str]:
+def folder_files(data: ImageSourceConfig) -> list[str]:
     """List the paths of images, caption files or table, and conditioning images, sorted; see
     open.source_files."""
     root = root_of(data)
@@ -168,7 +168,7 @@ def folder_files(data: DataConfig) -> list[str]:
     return sorted({*paths, str(table)} if table else paths)
 
 
-def incomplete(data: DataConfig) -> tuple[list[Found], list[Found]]:
+def incomplete(data: ImageSourceConfig) -> tuple[list[Found], list[Found]]:
     """List the images without a caption or conditioning images, with the reason, and the others.
 
     No image and no caption file is opened.
@@ -183,7 +183,7 @@ def incomplete(data: DataConfig) -> tuple[list[Found], list[Found]]:
     return [*lacking.values()], [*whole.values()]
 
 
-def find_table(data: DataConfig) -> Path | None:
+def find_table(data: ImageSourceConfig) -> Path | None:
     """Return the metadata file: the configured one, or one in the folder."""
     if data.caption_strategy != "textfile":
         return None
