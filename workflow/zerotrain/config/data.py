@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from zerotrain.config.image_source import ImageSourceConfig
+from zerotrain.config.image_source import ImageSourceConfig, SourceConfig
 from zerotrain.config.section import Name, Section, Side, Whole, is_none
 
 TEXT_SOURCES = ("text", "sums", "complaints")
 IMAGE_KEYS = (
-    *("images", "follow_symlinks", "metadata", "caption_extension", "max_pixels"),
+    *("sources", "images", "follow_symlinks", "metadata", "caption_extension", "max_pixels"),
     *("caption_strategy", "instance_prompt", "aspect_buckets", "random_flip"),
     *("conditioning_images", "conditioning_columns"),
 )
@@ -109,6 +110,13 @@ class DataConfig(ImageSourceConfig):
         description="Text, columns: words for the labels in response_column, by number or by "
         "value. Default: a Hugging Face dataset's own names.",
     )
+    sources: list[SourceConfig] | None = Field(
+        None,
+        min_length=1,
+        exclude_if=is_none,
+        description="Several folders of images instead of one, each with the keys below. See "
+        "[datasets.md](datasets.md).",
+    )
     aspect_buckets: Annotated[BucketConfig | None, BeforeValidator(_switched_on)] = Field(
         None,
         exclude_if=is_none,
@@ -132,10 +140,48 @@ class DataConfig(ImageSourceConfig):
         """Whether samples are text and no images."""
         return self.source in TEXT_SOURCES
 
+    @property
+    def parts(self) -> Sequence[ImageSourceConfig]:
+        """The sources of images: those of `sources`, else the section itself."""
+        return self.sources or [self]
+
+    @property
+    def place(self) -> str:
+        """Where samples come from, for messages: a folder, a file, names of sources."""
+        names = ", ".join(one.name for one in self.sources or ())
+        return names or self.images or self.path or self.source
+
+    @property
+    def resolutions(self) -> dict[str, int]:
+        """The sides of squares in pixels of the sources that have one of their own, by name."""
+        return {one.name: one.resolution for one in self.sources or () if one.resolution}
+
+    def part_of(self, file: str) -> ImageSourceConfig:
+        """Return the source of an image by the name of its sample."""
+        name = file.partition("/")[0]
+        return next((one for one in self.sources or () if one.name == name), self)
+
+    @model_validator(mode="after")
+    def _sources_have_their_keys(self) -> DataConfig:
+        if self.sources is None:
+            return self
+        if self.source != "folder":
+            raise ValueError(f"source: {self.source} is read alone; remove it, or sources")
+        defaults = {key: field.default for key, field in ImageSourceConfig.model_fields.items()}
+        given = {key for key, default in defaults.items() if getattr(self, key) != default}
+        if moved := sorted(given - {"name", "source"}):
+            raise ValueError(f"with sources, {moved[0]} is a key of each of them; move it there")
+        names = [one.name for one in self.sources]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"sources: two are named {twice[0]}; rename one")
+        return self
+
     @model_validator(mode="after")
     def _source_has_its_keys(self) -> DataConfig:
-        if self.source == "folder" and not self.images:
-            raise ValueError("source: folder needs `images`, the folder that holds them")
+        if self.source == "folder" and not self.images and self.sources is None:
+            raise ValueError(
+                "source: folder needs `images`, the folder that holds them, or `sources`"
+            )
         if self.source == "digits" and (self.images or self.metadata):
             raise ValueError("source: digits brings its own images; remove `images` and `metadata`")
         if self.source == "digits" and self.is_conditioned:

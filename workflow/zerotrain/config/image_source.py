@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from zerotrain.config.section import Section, Whole, is_none
+from zerotrain.config.section import Name, Section, Side, Whole, is_none
 
 
 def _listed(value: Any) -> Any:
@@ -110,5 +110,31 @@ class ImageSourceConfig(Section):
             raise ValueError(
                 "random_flip would mirror images and leave their conditioning images as they are; "
                 "remove one of them"
+            )
+        return self
+
+
+class SourceConfig(ImageSourceConfig):
+    """One of several sources of images, whose samples are named `<name>/<file>`."""
+
+    name: Name = Field(description="Name of the source, different from those of the others.")
+    source: Literal["folder"] = Field("folder", description="`folder` reads images from `images`.")
+    resolution: Side | None = Field(
+        None,
+        description="Side of the square of these images, at most train.resolution, which is the "
+        "default. Two sources of one folder train its images at two resolutions.",
+    )
+    is_regularisation_data: bool = Field(
+        False, description="Mark the images as regularisation images (prior preservation)."
+    )
+
+    @model_validator(mode="after")
+    def _has_images_alone(self) -> Self:
+        if not self.images:
+            raise ValueError("needs `images`, the folder that holds them")
+        if self.is_conditioned:
+            raise ValueError(
+                "conditioning images are not read from several sources; put all images into one "
+                "folder and name it in data.images"
             )
         return self

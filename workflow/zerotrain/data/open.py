@@ -17,6 +17,10 @@ def open_source(data: DataConfig) -> Source:
         from zerotrain.data.digits import DigitsSource
 
         return DigitsSource()
+    if data.sources is not None:
+        from zerotrain.data.source_list import SourceList
+
+        return SourceList(data.sources)
     from zerotrain.data.folder import FolderSource
 
     return FolderSource(data)
@@ -36,6 +40,10 @@ def source_files(data: DataConfig) -> list[str]:
         from zerotrain.data.text import text_files
 
         return text_files(data)
+    if data.sources is not None:
+        from zerotrain.data.source_list import files_of_sources
+
+        return files_of_sources(data.sources)
     from zerotrain.data.folder import folder_files
 
     return folder_files(data)

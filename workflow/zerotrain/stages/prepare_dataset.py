@@ -7,9 +7,11 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from zerotrain import artifact
 from zerotrain.config.data import DataConfig
+from zerotrain.config.image_source import ImageSourceConfig, SourceConfig
 from zerotrain.data.conditioning import check_equal_numbers
 from zerotrain.data.conditioning_file import check_opaque
 from zerotrain.data.conversation import Conversation, conversations_content
@@ -97,7 +99,8 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
     captions = len({sample.caption for sample in images})
     print(summary + (f", with {captions} different captions" if images else ""))
     if images:
-        for line in format_summary(summarise_images(images, resolution, data.aspect_buckets)):
+        seen = summarise_images(images, resolution, data.aspect_buckets, data.resolutions)
+        for line in format_summary(seen):
             print(line)
 
 
@@ -133,16 +136,18 @@ def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
     except BadImageError as error:
         return Found(entry.file, reason=str(error))
     image_sha256 = hashlib.sha256(content).hexdigest()
+    part = data.part_of(entry.file)
     return Sample(
         file=entry.file,
         image_sha256=image_sha256,
         caption=entry.caption,
         caption_sha256=caption_sha256(entry.caption),
         original_size=image.size,
-        size=limit_pixels(image.size, data.max_pixels),
+        size=limit_pixels(image.size, part.max_pixels),
         crop=centre_crop(image.size),
         split=choose_split(image_sha256, data.holdout),
         conditioning=conditioning,
+        **_of_source(part, entry.repeats),
     )
 
 
@@ -153,6 +158,17 @@ def _hashed(source: Source, samples: Sequence[Sample]) -> Iterator[tuple[str, st
         for position, image in enumerate(sample.conditioning):
             folder = source.conditioning_source(position).name
             yield os.path.join(folder, image.file), image.image_sha256
+
+
+def _of_source(part: ImageSourceConfig, repeats: int) -> dict[str, Any]:
+    """Return what one of several sources says of an image that it has `repeats` times."""
+    if not isinstance(part, SourceConfig):
+        return {"repeats": repeats}  # data.repeats is that of the whole dataset
+    return {
+        "source": part.name,
+        "repeats": repeats * part.repeats,
+        "is_regularisation_data": part.is_regularisation_data,
+    }
 
 
 def _check_conditioning(source: Source, file: str) -> ConditioningImage:

@@ -204,7 +204,7 @@ def _summary(settings: ReportSettings, folder: Path) -> list[tuple[str, str]]:
     rows = [
         ("family", settings.family),
         ("base", settings.base + (f" at {settings.revision}" if settings.revision else "")),
-        ("data", settings.data.images or settings.data.path or settings.data.source),
+        ("data", settings.data.place),
         ("seed", str(settings.seed)),
         ("sampling", "greedy" if settings.is_text else sampling),
         ("report of", f"{datetime.now(UTC):%Y-%m-%d}"),

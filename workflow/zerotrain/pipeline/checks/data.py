@@ -11,12 +11,14 @@ from functools import cache
 
 from zerotrain.artifact.layout import DataFolder
 from zerotrain.config.data import DataConfig
+from zerotrain.config.image_source import ImageSourceConfig
 from zerotrain.config.problems import collect_errors
 from zerotrain.config.run import RunConfig
 from zerotrain.data.conditioning import check_equal_numbers
 from zerotrain.data.conditioning_file import prompt_files
 from zerotrain.data.files import DatasetFiles
 from zerotrain.data.folder import incomplete
+from zerotrain.data.source_list import naming
 from zerotrain.data.text import hub_id
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.conditioning import check_conditioning, read_conditioning
@@ -71,12 +73,20 @@ def _check(data: DataConfig) -> None:
         hub_id(data)
     if data.source != "folder":
         return
+    for part in data.sources or ():
+        with naming(part.name):
+            _check_images(part, data.max_bad_samples)
+    if data.sources is None:
+        _check_images(data, data.max_bad_samples)
+
+
+def _check_images(data: ImageSourceConfig, most_bad: int) -> None:
     missing, whole = incomplete(data)
     check_equal_numbers((entry.file, entry.conditioning) for entry in whole)
-    if not missing or (whole and len(missing) <= data.max_bad_samples):
+    if not missing or (whole and len(missing) <= most_bad):
         return
     images = len(missing) + len(whole)
-    allowed = f"{data.max_bad_samples} may be bad" if whole else "none is left"
+    allowed = f"{most_bad} may be bad" if whole else "none is left"
     first = missing[0]
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     if data.is_conditioned:

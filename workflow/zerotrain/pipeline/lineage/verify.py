@@ -14,6 +14,7 @@ from typing import Any
 
 from zerotrain.artifact import MANIFEST, Artifact
 from zerotrain.config.data import DataConfig
+from zerotrain.config.image_source import ImageSourceConfig
 from zerotrain.data import metadata
 from zerotrain.data.conversation import Conversation
 from zerotrain.data.dataset import caption_sha256
@@ -116,11 +117,11 @@ def compare_source(dataset: Artifact, index: ArtifactIndex) -> Node:
         wanted = "made_by.data, which says where samples come from"
         unknown = Finding("unknown", path, wanted, "none that can be read")
         return Node(path, "source", findings=[unknown])
-    path = index.display(Path(data.images or data.path or data.source))
+    path = data.place if data.sources else index.display(Path(data.place))
     if data.source == "digits" and os.path.lexists(index.root / DIGITS):
         path = DIGITS.as_posix()
     try:
-        check = _check_text if data.is_text else _check_images
+        check = _check_text if data.is_text else _check_sources if data.sources else _check_images
         findings, notes = check(dataset.content, data, index)
     except (KeyError, TypeError, AttributeError):
         findings, notes = [Finding("unknown", f"{shown}/manifest.json", "samples", "no list")], []
@@ -139,9 +140,17 @@ def _config(dataset: Artifact, root: Path) -> DataConfig:
             place = root / Path(given[key]).expanduser()
             hub_id = key == "path" and not os.path.exists(place) and not Path(given[key]).suffix
             given[key] = given[key] if hub_id else str(place)
+    if "sources" in given:
+        given["sources"] = [_from_root(entry, root) for entry in given["sources"]]
     if folders := given.get("conditioning_images"):
         given["conditioning_images"] = [str(root / Path(one).expanduser()) for one in folders]
     return DataConfig(**given)
+
+
+def _from_root(entry: dict[str, Any], root: Path) -> dict[str, Any]:
+    """Return the keys of one of several sources; its paths start from the project."""
+    paths = {key: entry[key] for key in ("images", "metadata") if entry.get(key)}
+    return entry | {key: str(root / Path(path).expanduser()) for key, path in paths.items()}
 
 
 def _check_text(
@@ -171,6 +180,29 @@ def _check_text(
     ]
     more = len(known - {sample["sha256"] for sample in samples})
     return findings, [f"{path}: {more} rows are not in the dataset"] if more else []
+
+
+def _check_sources(
+    content: dict[str, Any], data: DataConfig, index: ArtifactIndex
+) -> tuple[list[Finding], list[str]]:
+    """Check the samples of each of several sources."""
+    findings, notes = [], []
+    for part in data.sources or ():
+        start = f"{part.name}/"
+        own = {
+            kind: [
+                {**sample, "file": sample["file"].removeprefix(start)}
+                for sample in content.get(kind, ())
+                if sample["file"].startswith(start)
+            ]
+            for kind in ("samples", "bad")
+        }
+        keys = {*ImageSourceConfig.model_fields} - {"name"}
+        alone = DataConfig(**part.model_dump(include=keys))
+        found, noted = _check_images(own, alone, index)
+        findings += found
+        notes += noted
+    return findings, notes
 
 
 def _check_images(
