@@ -179,6 +179,7 @@ NEEDED_WITH = {
     **{f"train.{key}": TEXT for key in ("max_length", "packing")},
     "data.source": {"data.images": None},
     "data.sources": {"data.images": None},
+    "data.folder_repeats": {"data.images": "tree"},
     "evaluate.judge": {"data.holdout": 0.5},
     "train.lr_scheduler_args": {"train.lr_scheduler": "polynomial"},
     "train.optimizer_args": {"train.optimizer": "sgd"},
@@ -331,6 +332,8 @@ def plans(_built, tmp_path_factory) -> Iterator[Plans]:
     (folder / "more").mkdir()
     (folder / "more" / "cow.png").write_bytes(b"pixels of a cow")
     (folder / "more" / "cow.txt").write_text("a cow\n")
+    (folder / "tree/2_cow").mkdir(parents=True)
+    (folder / "tree/2_cow/cow.png").write_bytes(b"pixels of a cow")
     (folder / "edges").mkdir()
     for name in ("cat", "dog"):
         (folder / "edges" / f"{name}.png").write_bytes(b"edges")

@@ -14,7 +14,7 @@ from zerotrain.config.section import Name, Section, Side, Whole, is_none
 TEXT_SOURCES = ("text", "sums", "complaints")
 IMAGE_KEYS = (
     *("sources", "images", "follow_symlinks", "metadata", "caption_extension", "max_pixels"),
-    *("caption_strategy", "instance_prompt", "aspect_buckets", "random_flip"),
+    *("caption_strategy", "instance_prompt", "folder_repeats", "aspect_buckets", "random_flip"),
     *("conditioning_images", "conditioning_columns"),
 )
 TEXT_KEYS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
@@ -39,14 +40,20 @@ class ImageSourceConfig(Section):
     caption_extension: str = Field(
         ".txt", pattern=r"^\.", description="Extension of the caption files next to the images."
     )
-    caption_strategy: Literal["textfile", "filename", "instanceprompt"] = Field(
+    caption_strategy: Literal["textfile", "filename", "foldername", "instanceprompt"] = Field(
         "textfile",
         description="`textfile` reads metadata or a caption file next to each image; `filename` "
-        "takes the image's name without extension, _ as a space; `instanceprompt` gives every "
-        "image `instance_prompt`.",
+        "takes the image's name without extension, _ as a space; `foldername` takes the name of "
+        "the image's folder; `instanceprompt` gives every image `instance_prompt`.",
     )
     instance_prompt: str | None = Field(
         None, min_length=1, description="The caption of every image: caption_strategy says so."
+    )
+    folder_repeats: bool = Field(
+        False,
+        exclude_if=operator.not_,
+        description="Folders of images are named as kohya's, `10_sks dog`: their images come 10 "
+        "times in an epoch, and `sks dog` is the caption of those without one of their own.",
     )
     # Left out of what a dataset depends on where they are not given: earlier ones stay as they are.
     conditioning_images: Folders | None = Field(

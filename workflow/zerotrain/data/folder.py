@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from zerotrain.data import metadata
 from zerotrain.data.conditioning import ConditioningFolders
+from zerotrain.data.kohya_folders import folder_caption, repeat_as_named
 from zerotrain.data.listing import (
     Listing,
     list_conditioning,
@@ -65,6 +66,8 @@ class FolderSource(Source):
             folders = ConditioningFolders(self.data)
             self.notes += folders.surplus(listing.images)
             found = [folders.match(entry) for entry in found]
+        if self.data.folder_repeats:
+            found = [repeat_as_named(entry, self.root) for entry in found]
         return sorted([*found, *listing.bad], key=lambda entry: (entry.file, entry.reason or ""))
 
     def read(self, file: str) -> bytes:
@@ -90,10 +93,15 @@ class FolderSource(Source):
             if stem in listing.captions:
                 read.add(stem)
                 yield read_caption(image, listing.captions[stem])
+            elif self.data.folder_repeats and (named := self._named(image)):
+                yield Found(image, named)
             else:
                 yield Found(image, reason=f"no caption: no {stem}{extension} next to it")
         for stem in listing.captions.keys() - read:
             yield Found(listing.captions[stem], reason="a caption file with no image next to it")
+
+    def _named(self, image: str) -> str:
+        return folder_caption(self.root, image, repeats=True)
 
     def _captioned(self, image: str, file: str) -> Found:
         try:
@@ -150,6 +158,8 @@ def given_caption(data: ImageSourceConfig, image: str) -> str:
     """Return the caption of an image whose caption is not in a file."""
     if data.caption_strategy == "filename":
         return os.path.splitext(os.path.basename(image))[0].replace("_", " ").strip()
+    if data.caption_strategy == "foldername":
+        return folder_caption(root_of(data), image, repeats=data.folder_repeats)
     return str(data.instance_prompt)
 
 

@@ -20,6 +20,7 @@ from zerotrain.data.conversation import Conversation
 from zerotrain.data.dataset import caption_sha256
 from zerotrain.data.digits import MD5, digits_file
 from zerotrain.data.folder import given_caption
+from zerotrain.data.kohya_folders import folder_caption
 from zerotrain.data.listing import list_images
 from zerotrain.data.open import open_source
 from zerotrain.data.source import DIGITS, Source
@@ -310,12 +311,19 @@ def _captions(
         listed = list_images(data).captions
     except PipelineError:
         listed = {}
-    if not listed and len(files) > 1:
+    if not listed and len(files) > 1 and not data.folder_repeats:
         what = f"no *{data.caption_extension} next to them, nor {' or '.join(metadata.NAMES)}"
         raise PipelineError(what, hint="bring them back")
     stems = {file: os.path.splitext(file)[0] for file in files}
     names = {file: listed.get(stem, stem + data.caption_extension) for file, stem in stems.items()}
-    return {file: (str(root / name), _text(root / name)) for file, name in names.items()}
+    found = {file: (str(root / name), _text(root / name)) for file, name in names.items()}
+    if data.folder_repeats:
+        named = {file for file, (_, caption) in found.items() if caption is None}
+        found |= {
+            file: (str((root / file).parent), folder_caption(root, file, repeats=True))
+            for file in named
+        }
+    return found
 
 
 def _text(path: Path) -> str | None:
