@@ -1,6 +1,6 @@
 """Names of folders as captions, and kohya's folders: the images in `10_sks dog` come 10 times.
 
-Source: train_util.py of kohya's sd-scripts. Only the folder that an image lies in counts.
+Source: train_util.py of kohya's sd-scripts. Only the folder that holds an image counts.
 """
 
 from __future__ import annotations
