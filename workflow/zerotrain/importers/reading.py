@@ -19,6 +19,7 @@ from zerotrain.importers.precision import Choose
 from zerotrain.importers.program import ACCELERATE as ACCELERATE_PROGRAM
 from zerotrain.importers.program import RUN, Program, trainer
 from zerotrain.importers.simpletuner import BLOCK, is_wrapped, read_launch_alone, read_simpletuner
+from zerotrain.importers.simpletuner_data import is_backends, put_datasets, read_backends
 from zerotrain.importers.zero import PRESETS
 from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, unknown_key
 
@@ -122,6 +123,9 @@ def read(path: Path, result: ImportedConfig, context: SurroundingSettings) -> st
     if path.suffix.casefold() == ".toml" and context.program is not RUN:
         read_kohya_dataset(path, result)
         return "kohya's datasets"
+    if path.suffix.casefold() == ".json" and context.program is not RUN and is_backends(path):
+        put_datasets(read_backends(path, result), result)
+        return "SimpleTuner's datasets"
     if path.suffix.casefold() not in (".json", ".yaml", ".yml"):
         raise PipelineError(
             f"{path}: neither YAML nor JSON",
