@@ -95,6 +95,38 @@ def test_a_list_of_one_source_encodes_what_its_folder_does(folders):
     assert [one.file for one in listed.entries] == [f"cats/{one.file}" for one in alone.entries]
 
 
+def test_folders_of_other_programs_are_cached_as_they_are(folders):
+    """DiffSynth-Studio's metadata.csv, Hugging Face's imagefolder and kohya's tree, in one run."""
+    for text in folders.glob("*/*.txt"):
+        text.unlink()
+    (folders / "cats" / "metadata.csv").write_text(
+        "image,prompt\n" + "".join(f"{number}.png,cat {number}\n" for number in range(3))
+    )
+    (folders / "dogs" / "metadata.jsonl").write_text(
+        "".join(f'{{"file_name": "{number}.png", "text": "a dog"}}\n' for number in (3, 4))
+    )
+    write_pictures(folders / "birds", ["x"], count=1)
+    (folders / "birds" / "0.txt").unlink()
+    (folders / "tree").mkdir()
+    (folders / "birds").rename(folders / "tree" / "2_bird")
+    section = sources(folders)
+    section["sources"].append(
+        {"name": "kohya", "images": str(folders / "tree"), "folder_repeats": True}
+    )
+    raw = make_run(family="qwen_image", vae="identity", data=section, train={"resolution": SIDE})
+    cache = encode_pixels(parse_config(raw, "test"), SIDE, folders)
+    samples = read_dataset(folders / "dataset").samples
+    assert [(one.file, one.repeats) for one in cache.entries] == [
+        *((f"cats/{number}.png", 3) for number in range(3)),
+        ("dogs/3.png", 1), ("dogs/4.png", 1), ("kohya/2_bird/0.png", 2),
+    ]  # fmt: skip
+    assert [one.caption for one in samples] == [
+        "cat 0", "cat 1", "cat 2", "a dog", "a dog", "bird",
+    ]  # fmt: skip
+    # The bird has the bytes of a cat.
+    assert cache.artifact.content["count"] == {"samples": 6, "latents": 5, "captions": 6}
+
+
 def test_each_source_has_its_resolution_and_flips(folders):
     """One folder in two sources is trained at two sizes; a batch has one of them."""
     section = sources(folders, images=str(folders / "cats"), resolution=8, random_flip=True)

@@ -15,7 +15,7 @@ TEXT_SOURCES = ("text", "sums", "complaints")
 IMAGE_KEYS = (
     *("sources", "images", "follow_symlinks", "metadata", "caption_extension", "max_pixels"),
     *("caption_strategy", "instance_prompt", "folder_repeats", "aspect_buckets", "random_flip"),
-    *("conditioning_images", "conditioning_columns"),
+    *("image_column", "caption_column", "conditioning_images", "conditioning_columns"),
 )
 TEXT_KEYS = (
     *("path", "format", "subset", "hub_split"),
@@ -79,10 +79,13 @@ class DataConfig(ImageSourceConfig):
     name: Name | None = Field(
         None, description="Folder under results/data; default: the run's name."
     )
-    source: Literal["digits", "folder", "text", "sums", "complaints"] = Field(
+    source: Literal[
+        "digits", "folder", "huggingface", "webdataset", "text", "sums", "complaints"
+    ] = Field(
         "folder",
-        description="`folder` reads images from `images`, `text` reads `path`; built-in examples "
-        "are `digits` (images), `sums` and `complaints` (text).",
+        description="`folder` reads images from `images`, `huggingface` a dataset on disk there, "
+        "`webdataset` tar shards there; `text` reads `path`; built-in examples are `digits` "
+        "(images), `sums` and `complaints` (text).",
     )
     path: str | None = Field(
         None,

@@ -23,6 +23,15 @@ Folders = Annotated[
 """A list of folders; the name of one is taken as a list of it."""
 
 
+SHARDS = ("huggingface", "webdataset")
+"""Sources of images in few large files."""
+OF_SHARDS = ("image_column", "caption_column")
+OF_FOLDERS = (
+    *("metadata", "caption_extension", "follow_symlinks", "folder_repeats"),
+    *("conditioning_images", "conditioning_columns"),
+)
+
+
 class ImageSourceConfig(Section):
     """Images with their captions."""
 
@@ -34,8 +43,9 @@ class ImageSourceConfig(Section):
     )
     metadata: str | None = Field(
         None,
-        description="metadata.csv, .jsonl or .json with file_name,text or image,prompt; it may lie "
-        "anywhere. Default: one in the image folder, else a caption file next to each image.",
+        description="metadata.csv, .jsonl, .json or .parquet with file_name,text or image,prompt "
+        "(or `caption`); it may lie anywhere. Default: one in the image folder, else a caption "
+        "file next to each image.",
     )
     caption_extension: str = Field(
         ".txt", pattern=r"^\.", description="Extension of the caption files next to the images."
@@ -54,6 +64,17 @@ class ImageSourceConfig(Section):
         exclude_if=operator.not_,
         description="Folders of images are named as kohya's, `10_sks dog`: their images come 10 "
         "times in an epoch, and `sks dog` is the caption of those without one of their own.",
+    )
+    image_column: str | None = Field(
+        None,
+        exclude_if=is_none,
+        description="huggingface: the column of images. Default: the only one.",
+    )
+    caption_column: str | None = Field(
+        None,
+        exclude_if=is_none,
+        description="huggingface, and .json files of webdataset: what has the caption. Default: "
+        "text, caption or prompt.",
     )
     # Left out of what a dataset depends on where they are not given: earlier ones stay as they are.
     conditioning_images: Folders | None = Field(
@@ -104,6 +125,23 @@ class ImageSourceConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _shards_have_their_keys(self) -> Self:
+        if self.source in SHARDS:
+            if not self.images:
+                raise ValueError(f"source: {self.source} needs `images`, the folder of its files")
+            if self.caption_strategy in ("filename", "foldername"):
+                raise ValueError(
+                    f"caption_strategy: {self.caption_strategy} reads names of files, and source: "
+                    f"{self.source} has none; use textfile or instanceprompt"
+                )
+        for key in OF_FOLDERS if self.source in SHARDS else OF_SHARDS:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} means nothing to source: {self.source}; remove it")
+        if self.image_column and self.source != "huggingface":
+            raise ValueError(f"image_column means nothing to source: {self.source}; remove it")
+        return self
+
+    @model_validator(mode="after")
     def _conditioning_has_one_source(self) -> Self:
         if self.conditioning_images is not None and self.conditioning_columns is not None:
             raise ValueError("give conditioning_images or conditioning_columns, not both")
@@ -125,7 +163,9 @@ class SourceConfig(ImageSourceConfig):
     """One of several sources of images, whose samples are named `<name>/<file>`."""
 
     name: Name = Field(description="Name of the source, different from those of the others.")
-    source: Literal["folder"] = Field("folder", description="`folder` reads images from `images`.")
+    source: Literal["folder", "huggingface", "webdataset"] = Field(
+        "folder", description="What `images` holds, as for `data.source`."
+    )
     resolution: Side | None = Field(
         None,
         description="Side of the square of these images, at most train.resolution, which is the "

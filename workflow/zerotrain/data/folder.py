@@ -56,7 +56,7 @@ class FolderSource(Source):
 
     def _found(self, read_caption: Callable[[str, str], Found]) -> list[Found]:
         listing = list_images(self.data)
-        table = find_table(self.data)
+        table = find_table(self.data, captioned=bool(listing.captions))
         self.notes = self._unread(listing, table)
         if table:
             found = self._from_table(listing, table)
@@ -168,7 +168,7 @@ def folder_files(data: ImageSourceConfig) -> list[str]:
     open.source_files."""
     root = root_of(data)
     listing = list_images(data)
-    table = find_table(data)
+    table = find_table(data, captioned=bool(listing.captions))
     own_files = data.caption_strategy == "textfile" and not table
     names = [*listing.images, *listing.captions.values()] if own_files else listing.images
     paths = {os.path.join(root, name) for name in names}
@@ -193,8 +193,14 @@ def incomplete(data: ImageSourceConfig) -> tuple[list[Found], list[Found]]:
     return [*lacking.values()], [*whole.values()]
 
 
-def find_table(data: ImageSourceConfig) -> Path | None:
-    """Return the metadata file: the configured one, or one in the folder."""
+def find_table(data: ImageSourceConfig, *, captioned: bool) -> Path | None:
+    """Return the metadata file: the configured one, or one in the folder.
+
+    Args:
+        data: The keys of a source.
+        captioned: Whether the folder has caption files: they go before metadata.parquet and
+            metadata.json.
+    """
     if data.caption_strategy != "textfile":
         return None
     if data.metadata:
@@ -205,10 +211,13 @@ def find_table(data: ImageSourceConfig) -> Path | None:
                 hint="correct data.metadata; relative paths count from where snakemake runs",
             )
         return table
-    inside = [path for name in metadata.NAMES if (path := root_of(data) / name).is_file()]
+    later = () if captioned else metadata.LATER_NAMES
+    named = [path for name in (*metadata.NAMES, *later) if (path := root_of(data) / name).is_file()]
+    # In earlier versions the first two were all.
+    inside = [path for path in named if path.name in metadata.NAMES] or named
     if len(inside) > 1:
         raise PipelineError(
-            f"data.images: {root_of(data)} holds {' and '.join(metadata.NAMES)}",
+            f"data.images: {root_of(data)} holds {' and '.join(path.name for path in inside)}",
             hint="say which one counts with data.metadata, or remove the other",
         )
     if not inside and data.conditioning_columns:

@@ -21,9 +21,9 @@ def open_source(data: DataConfig) -> Source:
         from zerotrain.data.source_list import SourceList
 
         return SourceList(data.sources)
-    from zerotrain.data.folder import FolderSource
+    from zerotrain.data.source_list import open_part
 
-    return FolderSource(data)
+    return open_part(data)
 
 
 def source_files(data: DataConfig) -> list[str]:
@@ -44,9 +44,9 @@ def source_files(data: DataConfig) -> list[str]:
         from zerotrain.data.source_list import files_of_sources
 
         return files_of_sources(data.sources)
-    from zerotrain.data.folder import folder_files
+    from zerotrain.data.source_list import files_of_part
 
-    return folder_files(data)
+    return files_of_part(data)
 
 
 def source_roots(data: DataConfig) -> list[str]:
@@ -58,6 +58,8 @@ def source_roots(data: DataConfig) -> list[str]:
     from zerotrain.data.folder import find_table
     from zerotrain.data.listing import root_of
 
-    folders = [root_of(data), *(Path(one).expanduser() for one in data.conditioning_folders)]
-    table = find_table(data)
-    return [str(path) for path in [*folders, *([table] if table else [])]]
+    roots = [root_of(part) for part in data.parts]
+    roots += [Path(one).expanduser() for one in data.conditioning_folders]
+    # A table in the folder is below it.
+    tables = [find_table(part, captioned=True) for part in data.parts if part.metadata]
+    return [*dict.fromkeys(str(path) for path in [*roots, *tables] if path)]

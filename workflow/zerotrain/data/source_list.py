@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from zerotrain.config.image_source import SHARDS
 from zerotrain.data.folder import FolderSource, folder_files
 from zerotrain.data.source import Found, Source
 from zerotrain.errors import PipelineError
@@ -14,7 +15,7 @@ from zerotrain.errors import PipelineError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from zerotrain.config.image_source import SourceConfig
+    from zerotrain.config.image_source import ImageSourceConfig, SourceConfig
 
 
 class SourceList(Source):
@@ -54,9 +55,23 @@ class SourceList(Source):
         return decode(data)
 
 
-def open_part(source: SourceConfig) -> Source:
-    """Open one of data.sources."""
-    return FolderSource(source)
+def open_part(source: ImageSourceConfig) -> Source:
+    """Open a single source of images."""
+    if source.source not in SHARDS:
+        return FolderSource(source)
+    from zerotrain.data.shards import HuggingFaceSource, WebDatasetSource
+
+    kinds = {"huggingface": HuggingFaceSource, "webdataset": WebDatasetSource}
+    return kinds[source.source](source)
+
+
+def files_of_part(source: ImageSourceConfig) -> list[str]:
+    """List the files of a single source of images; see open.source_files."""
+    if source.source not in SHARDS:
+        return folder_files(source)
+    from zerotrain.data.shards import shard_files
+
+    return shard_files(source)
 
 
 def files_of_sources(sources: Sequence[SourceConfig]) -> list[str]:
@@ -64,7 +79,7 @@ def files_of_sources(sources: Sequence[SourceConfig]) -> list[str]:
     files: set[str] = set()
     for source in sources:
         with naming(source.name):
-            files |= {*folder_files(source)}
+            files |= {*files_of_part(source)}
     return sorted(files)
 
 

@@ -224,7 +224,7 @@ def _put_common(subsets: list[_Subset], result: ImportedConfig) -> None:
         if len(found) > 1:
             raise PipelineError(
                 f"{name} is {', '.join(map(str, sorted(found)))} in different datasets",
-                hint=f"there is one {ours}: give all the same",
+                hint=f"there is one {ours}: give all one value",
             )
         value = found.pop()
         if any(name in subset.values for subset in subsets):

@@ -11,14 +11,14 @@ from functools import cache
 
 from zerotrain.artifact.layout import DataFolder
 from zerotrain.config.data import DataConfig
-from zerotrain.config.image_source import ImageSourceConfig
+from zerotrain.config.image_source import SHARDS, ImageSourceConfig
 from zerotrain.config.problems import collect_errors
 from zerotrain.config.run import RunConfig
 from zerotrain.data.conditioning import check_equal_numbers
 from zerotrain.data.conditioning_file import prompt_files
 from zerotrain.data.files import DatasetFiles
 from zerotrain.data.folder import incomplete
-from zerotrain.data.source_list import naming
+from zerotrain.data.source_list import naming, open_part
 from zerotrain.data.text import hub_id
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.conditioning import check_conditioning, read_conditioning
@@ -71,7 +71,7 @@ def _problems(data: str) -> tuple[PipelineError, ...]:
 def _check(data: DataConfig) -> None:
     if data.is_text:
         hub_id(data)
-    if data.source != "folder":
+    if data.is_text or data.source == "digits":
         return
     for part in data.sources or ():
         with naming(part.name):
@@ -81,6 +81,9 @@ def _check(data: DataConfig) -> None:
 
 
 def _check_images(data: ImageSourceConfig, most_bad: int) -> None:
+    if data.source in SHARDS:
+        open_part(data).found()  # prepare_dataset counts bad samples
+        return
     missing, whole = incomplete(data)
     check_equal_numbers((entry.file, entry.conditioning) for entry in whole)
     if not missing or (whole and len(missing) <= most_bad):

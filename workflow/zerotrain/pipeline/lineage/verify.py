@@ -213,7 +213,7 @@ def _check_images(
     samples, source = content["samples"], open_source(data)
     if data.source == "digits" and (wrong := _check_digits_file(index)):
         return [wrong], []
-    if data.source == "folder" and not os.path.isdir(str(data.images)):
+    if data.source != "digits" and not os.path.isdir(str(data.images)):
         path = index.display(Path(str(data.images)))
         return [Finding("missing", path, f"a folder of {len(samples)} images", "no folder")], []
 
@@ -292,25 +292,26 @@ def _captions(
     data: DataConfig, source: Source, files: list[str]
 ) -> dict[str, tuple[str, str | None]]:
     """Return the place of each image's caption, and the caption; None if it is missing."""
-    if data.source == "digits":
+    if data.source != "folder":
         known = {found.file: found.caption for found in source.found()}
-        return {file: (f"digits: {file}", known.get(file)) for file in files}
+        return {file: (f"{source.name}: {file}", known.get(file)) for file in files}
     if data.caption_strategy != "textfile":
         what = f"caption_strategy: {data.caption_strategy}"
         return {file: (what, given_caption(data, file)) for file in files}
     root = Path(str(data.images))
-    tables = [Path(data.metadata)] if data.metadata else [root / name for name in metadata.NAMES]
-    for table in tables:
+    try:
+        listed = list_images(data).captions
+    except PipelineError:
+        listed = {}
+    later = () if listed else metadata.LATER_NAMES
+    inside = [root / name for name in (*metadata.NAMES, *later)]
+    for table in [Path(data.metadata)] if data.metadata else inside:
         if data.metadata and not os.path.isfile(table):
             raise PipelineError("nothing", hint="bring the table back")
         if os.path.isfile(table):
             rows = metadata.read_metadata(table, root, {*files})
             known = {row.file: row.caption for row in rows if not row.reason}
             return {file: (f"{table}: {file}", known.get(file)) for file in files}
-    try:
-        listed = list_images(data).captions
-    except PipelineError:
-        listed = {}
     if not listed and len(files) > 1 and not data.folder_repeats:
         what = f"no *{data.caption_extension} next to them, nor {' or '.join(metadata.NAMES)}"
         raise PipelineError(what, hint="bring them back")
