@@ -29,7 +29,7 @@ def source_prefixes(names: Sequence[str], *, several: bool, result: ImportedConf
         return ["data."]
     prefixes = [f"data.sources.{number}." for number in range(len(names))]
     for prefix, name in zip(prefixes, names, strict=True):
-        result.assume(f"{prefix}name", name, "")
+        result.assume(f"{prefix}name", name, "after its dataset")
     return prefixes
 
 

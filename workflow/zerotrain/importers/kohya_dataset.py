@@ -137,7 +137,8 @@ def _put_captions(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
             )
         result.ignore("class_tokens", tokens, "every image has a caption file")
     if "caption_extension" in subset.values:
-        result.keep("caption_extension", extension, f"{prefix}caption_extension", reason=FIRST_LINE)
+        key = f"{prefix}caption_extension"
+        result.put("changed", "caption_extension", extension, key, extension, FIRST_LINE)
     else:
         result.assume(f"{prefix}caption_extension", extension, f"kohya's default; {FIRST_LINE}")
 
