@@ -21,7 +21,8 @@ from zerotrain.cache import Entry
 from zerotrain.config.data import DataConfig
 from zerotrain.config.read import parse_config
 from zerotrain.data.dataset import Dataset, read_dataset
-from zerotrain.data.open import source_files
+from zerotrain.data.files import DatasetFiles, walk
+from zerotrain.data.open import source_files, source_roots
 from zerotrain.data.order import SampleOrder, repeat_in_rounds
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.pipeline.checks.data import check_source
@@ -168,6 +169,26 @@ def test_the_files_of_all_sources_are_inputs(folders):
     """Each once, also where two sources share a folder."""
     section = sources(folders, images=str(folders / "cats"))
     assert source_files(DataConfig(**section)) == sorted(map(str, (folders / "cats").iterdir()))
+
+
+def test_the_listing_has_the_files_of_all_sources(folders):
+    """An edit in either is found by its name; an unchanged dataset is not hashed again."""
+    section = sources(folders)
+    prepare(folders, section)
+    data, place = DataConfig(**section), folders / "dataset"
+
+    def changed() -> list[str]:
+        walked = walk(source_roots(data), follow_symlinks=False)
+        found = DatasetFiles(data, place, walked).find_changes()
+        assert found is not None
+        return found.changed
+
+    assert changed() == []
+    assert DatasetFiles(
+        data, place, walk(source_roots(data), follow_symlinks=False)
+    ).are_unchanged()
+    (folders / "dogs" / "3.txt").write_text("a wolf")
+    assert changed() == [str(folders / "dogs" / "3.txt")]
 
 
 def test_a_trace_names_the_changed_file_of_a_source(folders):

@@ -160,7 +160,8 @@ class DatasetFiles:
     def _walked(self) -> bytes:
         if self._given is not None:
             return self._given
-        return _walk_once(tuple(source_roots(self._data)), self._data.follow_symlinks)
+        follow = any(part.follow_symlinks for part in self._data.parts)
+        return _walk_once(tuple(source_roots(self._data)), follow)
 
     @cached_property
     def _stats(self) -> dict[str, str]:

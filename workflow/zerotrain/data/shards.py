@@ -46,8 +46,9 @@ class Shards(Source):
 
     def found(self) -> list[Found]:
         """List all images with their captions, in the order of their names."""
+        prompt = self.data.instance_prompt
         found = [
-            Found(one.file, self.data.instance_prompt) if self._is_prompted(one) else one
+            Found(one.file, prompt) if prompt is not None and one.reason is None else one
             for one in self._listed()
         ]
         if not found:
@@ -64,9 +65,6 @@ class Shards(Source):
 
         return decode(data)
 
-    def _is_prompted(self, entry: Found) -> bool:
-        return self.data.instance_prompt is not None and entry.reason is None
-
 
 class HuggingFaceSource(Shards):
     """A dataset that save_to_disk wrote, or Parquet files with a column of images.
@@ -82,7 +80,7 @@ class HuggingFaceSource(Shards):
         column = self.data.caption_column or next(
             (name for name in CAPTIONS if name in table.features), None
         )
-        if column not in table.features:
+        if column is None or column not in table.features:
             raise PipelineError(
                 f"data.caption_column: {self.root} has no column "
                 f"{column or ' or '.join(CAPTIONS)}; it has {', '.join(table.features)}",
@@ -102,13 +100,14 @@ class HuggingFaceSource(Shards):
 
     @cached_property
     def _column(self) -> str:
-        images = [name for name, kind in self._table.features.items() if _holds_images(kind)]
+        features: dict[str, Any] = self._table.features
+        images = [name for name, kind in features.items() if _holds_images(kind)]
         if self.data.image_column:
             images = [name for name in images if name == self.data.image_column]
         if len(images) != 1:
             raise PipelineError(
                 f"data.image_column: {self.root} has {len(images)} such columns of images; it has "
-                f"{', '.join(self._table.features)}",
+                f"{', '.join(features)}",
                 hint="name the one column that is trained on",
             )
         return images[0]

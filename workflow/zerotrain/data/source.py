@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,10 @@ class Source(ABC):
     def conditioning_source(self, position: int) -> Source:
         """Return the source of the conditioning images at this position of every sample."""
         return self
+
+    def path_of(self, file: str) -> str:
+        """Return the path of an image, of a source whose images are files."""
+        return os.path.join(self.name, file)
 
     def sha256(self, file: str) -> str:
         """Compute the sha256 of an image's bytes."""

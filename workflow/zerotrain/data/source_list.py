@@ -48,6 +48,11 @@ class SourceList(Source):
         name, _, inner = file.partition("/")
         return self.parts[name].read(inner)
 
+    def path_of(self, file: str) -> str:
+        """Return the path of an image."""
+        name, _, inner = file.partition("/")
+        return self.parts[name].path_of(inner)
+
     def decode(self, data: bytes) -> Image:
         """Decode an image to upright RGB, as every source does."""
         from zerotrain.data.decode import decode

@@ -154,7 +154,7 @@ def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
 def _hashed(source: Source, samples: Sequence[Sample]) -> Iterator[tuple[str, str]]:
     """Yield path and sha256 of the images of samples."""
     for sample in samples:
-        yield os.path.join(source.name, sample.file), sample.image_sha256
+        yield source.path_of(sample.file), sample.image_sha256
         for position, image in enumerate(sample.conditioning):
             folder = source.conditioning_source(position).name
             yield os.path.join(folder, image.file), image.image_sha256
