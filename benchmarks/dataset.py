@@ -28,7 +28,6 @@ from PIL import Image
 
 from zerotrain.config.data import DataConfig
 from zerotrain.data.files import DatasetFiles, walk
-from zerotrain.data.open import source_roots
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 REPEATS = 7
@@ -76,8 +75,7 @@ def bare_walk(folder: Path) -> int:
 
 def validated_walk(data: DataConfig, output: Path) -> None:
     """Do what planning does with a dataset: it is unchanged, and its digest stays."""
-    present = walk(source_roots(data), follow_symlinks=data.follow_symlinks)
-    files = DatasetFiles(data, output, present)
+    files = DatasetFiles(data, output, walk(data))
     assert files.are_unchanged()
     files.update()
 

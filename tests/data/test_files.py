@@ -12,7 +12,6 @@ from zerotrain import artifact
 from zerotrain.config.data import DataConfig
 from zerotrain.data import files as module
 from zerotrain.data.files import LISTING, Changes, DatasetFiles, walk
-from zerotrain.data.open import source_roots
 
 NAMES = ("a.png", "a.txt", "inner/b.png", "inner/b.txt")
 
@@ -29,7 +28,7 @@ def data(tmp_path: Path) -> DataConfig:
 
 def files(data: DataConfig, folder: Path) -> DatasetFiles:
     """The files as they are now."""
-    return DatasetFiles(data, folder, walk(source_roots(data), follow_symlinks=False))
+    return DatasetFiles(data, folder, walk(data))
 
 
 @pytest.fixture

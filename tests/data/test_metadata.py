@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from zerotrain.config.data import DataConfig
 from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
 
 
-@pytest.mark.parametrize("columns", [("file_name", "text"), ("image", "prompt")])
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".json"])
+@pytest.mark.parametrize(
+    "columns", [("file_name", "text"), ("image", "prompt"), ("file_name", "caption")]
+)
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".json", ".parquet"])
 def test_all_formats_take_both_column_pairs(images, found, tmp_path, columns, suffix):
     folder = images(a=None, b=None)
     rows = [("./b.png", ' a "red" house, old '), ("a.png", "ein Haus am Fluß\u2028zwei")]
@@ -21,6 +25,9 @@ def test_all_formats_take_both_column_pairs(images, found, tmp_path, columns, su
         quoted = [f'{file}, "{text.replace(chr(34), chr(34) * 2)}",9' for file, text in rows]
         head = f"{columns[0]},{columns[1]},score"
         table.write_bytes(("\ufeff" + "\r\n".join([head, *quoted])).encode())
+    elif suffix == ".parquet":
+        values = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
+        parquet.write_table(pyarrow.table(values), table)
     else:
         lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in rows]
         text = "\n\n".join(lines) if suffix == ".jsonl" else f"[{','.join(lines)}]"
@@ -45,6 +52,20 @@ def test_a_table_in_the_folder_is_used_and_unread_caption_files_are_mentioned(im
     (folder / "metadata.csv").write_text("file_name,text\n")
     with pytest.raises(PipelineError, match=r"holds metadata\.csv and metadata\.jsonl"):
         source.found()
+
+
+@pytest.mark.parametrize("name", ["metadata.parquet", "metadata.json"])
+def test_a_later_form_of_table_is_read_in_a_folder_without_caption_files(images, found, name):
+    """In earlier versions caption files were read next to them."""
+    folder = images(a=None)
+    row = {"image": "a.png", "prompt": "in the table"}
+    if name == "metadata.json":
+        (folder / name).write_text(json.dumps([row]))
+    else:
+        parquet.write_table(pyarrow.Table.from_pylist([row]), folder / name)
+    assert found(folder)["a.png"].caption == "in the table"
+    images(a="beside")
+    assert found(folder)["a.png"].caption == "beside"
 
 
 def test_each_bad_row_is_reported_with_its_line(images, found, tmp_path):
@@ -154,6 +175,7 @@ def test_values_that_are_no_text_are_reported(images, found, tmp_path):
         ("t.jsonl", b'["a.png", "x"]\n', "line 1: holds list, not an object"),
         ("t.json", b'{"image": "a.png"}', "not a list of objects"),
         ("t.tsv", b"", "the extension is .tsv"),
+        ("t.parquet", b"PAR1", "not readable as Parquet"),
     ],
 )
 def test_a_table_that_cannot_be_read(images, found, tmp_path, name, content, message):

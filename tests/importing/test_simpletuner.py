@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.builders.caching import encode_pixels
+from tests.builders.images import write_pictures
 from tests.builders.refusals import refusal
+from tests.builders.runs import make_run
 
 from zerotrain.config.adapters import is_excluded
 from zerotrain.config.read import parse_config
@@ -95,6 +98,35 @@ def test_images_keep_their_shape_where_they_do_there(
     }  # fmt: skip
 
 
+def test_several_datasets_are_cached_from_as_they_are(place: Path) -> None:
+    """Each is a source with its captions, repeats and resolution, next to the run's settings."""
+    write_pictures(place / "photos", ["x"], count=2)
+    write_pictures(place / "small", ["a house"], count=3)
+    small = {
+        "id": "small ones", "instance_data_dir": "small", "resolution": 16, "repeats": 2,
+        "caption_strategy": "textfile",
+    }  # fmt: skip
+    datasets = [DATASET | {"resolution": 32}, DATASET | small, EMBEDS]
+    found = read(place, datasets).nested()
+    assert found["data"] == {
+        "source": "folder",
+        "sources": [
+            {"name": "mine", "images": "photos", "caption_strategy": "filename"},
+            {"name": "small-ones", "images": "small", "caption_strategy": "textfile", "repeats": 3,
+             "resolution": 16},
+        ],
+    }  # fmt: skip
+    assert found["train"]["resolution"] == 32
+    alone = import_file(Path("sets.json"), ImportOptions(presets=PRESETS)).nested()
+    assert (alone["data"], alone["train"]) == (found["data"], {"resolution": 32})
+    run = make_run(family="qwen_image", vae="identity", **alone)
+    cache = encode_pixels(parse_config(run, "imported"), 32, place / "made")
+    assert [(one.file, one.repeats, one.target_size) for one in cache.entries] == [
+        *((f"mine/{number}.png", 1, (32, 32)) for number in range(2)),
+        *((f"small-ones/{number}.png", 3, (16, 16)) for number in range(3)),
+    ]
+
+
 def test_what_differs_by_the_images_is_reported(place: Path) -> None:
     """Random crops, dropped small images, several captions of one file."""
     own = {"crop_style": "random", "minimum_image_size": 256, "caption_strategy": "textfile"}
@@ -108,8 +140,9 @@ def test_what_differs_by_the_images_is_reported(place: Path) -> None:
 @pytest.mark.parametrize(
     ("datasets", "message"),
     [
-        ([DATASET, DATASET | {"id": "more"}], "2 datasets are trained on: mine, more"),
-        ([EMBEDS], "0 datasets are trained on"),
+        ([DATASET, DATASET | {"crop": False}], "keep their shape, and those of others are squares"),
+        ([DATASET, DATASET | {"probability": 0.5}], "datasets are not drawn by weights here"),
+        ([EMBEDS], "no dataset of images is trained on"),
         ([DATASET | {"conditioning_data": "masks"}], "datasets of conditioning images"),
         ([DATASET | {"conditioning": {"type": "canny"}}], "out of the training images"),
         ([DATASET | {"caption_strategy": "parquet"}], "caption_strategy is parquet"),

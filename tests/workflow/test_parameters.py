@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import yaml
+from pyarrow import parquet
 from pydantic import BaseModel
 from tests.workflow.conftest import Project
 
@@ -67,6 +69,9 @@ OTHER_VALUES: dict[str, Any] = {
     "data.name": "shared",
     "data.source": "digits",
     "data.images": "more",
+    "data.sources": [{"name": "more", "images": "more"}],
+    "data.image_column": "picture",
+    "data.caption_column": "told",
     "data.metadata": "captions.csv",
     "data.caption_extension": ".caption",
     "data.caption_strategy": "filename",
@@ -177,6 +182,12 @@ NEEDED_WITH = {
     "data.prompt_template": {**TEXT, "data.response_column": "told"},
     **{f"train.{key}": TEXT for key in ("max_length", "packing")},
     "data.source": {"data.images": None},
+    "data.sources": {"data.images": None},
+    "data.folder_repeats": {"data.images": "tree"},
+    **{
+        f"data.{key}_column": {"data.images": "saved", "data.source": "huggingface"}
+        for key in ("image", "caption")
+    },
     "evaluate.judge": {"data.holdout": 0.5},
     "train.lr_scheduler_args": {"train.lr_scheduler": "polynomial"},
     "train.optimizer_args": {"train.optimizer": "sgd"},
@@ -329,6 +340,11 @@ def plans(_built, tmp_path_factory) -> Iterator[Plans]:
     (folder / "more").mkdir()
     (folder / "more" / "cow.png").write_bytes(b"pixels of a cow")
     (folder / "more" / "cow.txt").write_text("a cow\n")
+    row = {"picture": {"bytes": b"pixels of a cow", "path": None}, "told": "a cow", "text": "x"}
+    (folder / "saved").mkdir()
+    parquet.write_table(pyarrow.Table.from_pylist([row]), folder / "saved" / "rows.parquet")
+    (folder / "tree/2_cow").mkdir(parents=True)
+    (folder / "tree/2_cow/cow.png").write_bytes(b"pixels of a cow")
     (folder / "edges").mkdir()
     for name in ("cat", "dog"):
         (folder / "edges" / f"{name}.png").write_bytes(b"edges")

@@ -115,7 +115,7 @@ class Encoding:
 
     def entry(self, sample: Sample, view: View) -> Entry:
         """Return the entry for the index of a sample, of which the view is encoded."""
-        flips = self.settings.data.random_flip and sample.split == "train"
+        flips = self.settings.data.part_of(sample.file).random_flip and sample.split == "train"
         images = self._located(sample)
         seen = images if self._in_prompt else ()
         return Entry(
@@ -134,6 +134,8 @@ class Encoding:
             else None,
             conditioning_sha256=tuple(one.image.image_sha256 for one in images) or None,
             empty_text=self.text_key("", seen) if seen else None,
+            repeats=sample.repeats,
+            is_regularisation_data=sample.is_regularisation_data,
         )
 
     def _located(self, sample: Sample) -> tuple[Located, ...]:

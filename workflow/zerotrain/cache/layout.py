@@ -48,6 +48,9 @@ class Entry:
     """Digests of its conditioning images."""
     empty_text: str | None = None
     """Key of the empty caption with its conditioning images, if the text encoder sees them."""
+    repeats: int = 1
+    """How often an epoch has it, times the index's repeats."""
+    is_regularisation_data: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,9 @@ def write_index(folder: Path, index: Index) -> None:
     for entry in found["entries"]:
         for name in ("flipped", "conditioning", "conditioning_sha256", "empty_text"):
             if entry[name] is None:
+                del entry[name]
+        for name, default in (("repeats", 1), ("is_regularisation_data", False)):
+            if entry[name] == default:
                 del entry[name]
     if index.conditioning is None:
         del found["conditioning"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -89,6 +90,29 @@ def fetch(
     os.environ.update(variables(to))  # before the hub's library is imported, which reads it once
     for line in fetch(configs, to, wheels=wheels):
         print(line, flush=True)
+
+
+@data_app.command("import")
+def import_(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="kohya's .toml, or SimpleTuner's multidatabackend."),
+    ],
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Import without this key. May be repeated."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write; default: standard output.")
+    ] = None,
+) -> None:
+    """Write another program's datasets as the section `data`, and report what became of them."""
+    from zerotrain.importers.reading import ImportOptions, import_file
+    from zerotrain.importers.write import config_text, report, write_new
+
+    imported = import_file(file, ImportOptions(skip=frozenset(skip or ())))
+    print(report(imported.notes), file=sys.stderr)
+    write_new(config_text(imported), output)
 
 
 @data_app.command()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from zerotrain.config.section import Name, Section, Side, Whole
+from zerotrain.config.image_source import ImageSourceConfig, SourceConfig
+from zerotrain.config.section import Name, Section, Side, Whole, is_none
 
 TEXT_SOURCES = ("text", "sums", "complaints")
 IMAGE_KEYS = (
-    *("images", "follow_symlinks", "metadata", "caption_extension", "max_pixels"),
-    *("caption_strategy", "instance_prompt", "aspect_buckets", "random_flip"),
-    *("conditioning_images", "conditioning_columns"),
+    *("sources", "images", "follow_symlinks", "metadata", "caption_extension", "max_pixels"),
+    *("caption_strategy", "instance_prompt", "folder_repeats", "aspect_buckets", "random_flip"),
+    *("image_column", "caption_column", "conditioning_images", "conditioning_columns"),
 )
 TEXT_KEYS = (
     *("path", "format", "subset", "hub_split"),
@@ -23,23 +25,6 @@ ALPACA = "alpaca"
 """The prompt_template that is a text of its own, of rows of that format."""
 COLUMN = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 """What is replaced in a prompt_template: a column's name, or a brace that is written twice."""
-
-
-def _is_none(value: Any) -> bool:
-    return value is None
-
-
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Names = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
-Folders = Annotated[
-    Names,
-    BeforeValidator(_listed),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
-]
-"""A list of folders; the name of one is taken as a list of it."""
 
 
 def _switched_on(value: Any) -> Any:
@@ -88,37 +73,19 @@ class BucketConfig(Section):
         return self
 
 
-class DataConfig(Section):
+class DataConfig(ImageSourceConfig):
     """Where samples come from. A data name is shared by runs: it is encoded once."""
 
     name: Name | None = Field(
         None, description="Folder under results/data; default: the run's name."
     )
-    source: Literal["digits", "folder", "text", "sums", "complaints"] = Field(
+    source: Literal[
+        "digits", "folder", "huggingface", "webdataset", "text", "sums", "complaints"
+    ] = Field(
         "folder",
-        description="`folder` reads images from `images`, `text` reads `path`; built-in examples "
-        "are `digits` (images), `sums` and `complaints` (text).",
-    )
-    images: str | None = Field(None, description="Folder of images, searched with its subfolders.")
-    follow_symlinks: bool = Field(
-        False, description="Take links in `images` that lead out of it, as DVC and hub caches make."
-    )
-    metadata: str | None = Field(
-        None,
-        description="metadata.csv, .jsonl or .json with file_name,text or image,prompt; it may lie "
-        "anywhere. Default: one in the image folder, else a caption file next to each image.",
-    )
-    caption_extension: str = Field(
-        ".txt", pattern=r"^\.", description="Extension of the caption files next to the images."
-    )
-    caption_strategy: Literal["textfile", "filename", "instanceprompt"] = Field(
-        "textfile",
-        description="`textfile` reads metadata or a caption file next to each image; `filename` "
-        "takes the image's name without extension, _ as a space; `instanceprompt` gives every "
-        "image `instance_prompt`.",
-    )
-    instance_prompt: str | None = Field(
-        None, min_length=1, description="The caption of every image: caption_strategy says so."
+        description="`folder` reads images from `images`, `huggingface` a dataset on disk there, "
+        "`webdataset` tar shards there; `text` reads `path`; built-in examples are `digits` "
+        "(images), `sums` and `complaints` (text).",
     )
     path: str | None = Field(
         None,
@@ -146,34 +113,18 @@ class DataConfig(Section):
         description="Text, columns: words for the labels in response_column, by number or by "
         "value. Default: a Hugging Face dataset's own names.",
     )
-    # Left out of what a dataset depends on where they are not given: earlier ones stay as they are.
-    conditioning_images: Folders | None = Field(
+    sources: list[SourceConfig] | None = Field(
         None,
-        exclude_if=_is_none,
-        description="A folder of conditioning images, which the model reads next to the caption, "
-        "or a list of them: each holds one for every image of `images`, of the same name without "
-        "extension. See [conditioning.md](conditioning.md).",
-    )
-    conditioning_columns: Names | None = Field(
-        None,
-        exclude_if=_is_none,
-        description="Columns of the metadata table that name conditioning images in `images`: a "
-        "file or a list of files in each cell.",
-    )
-    repeats: Whole = Field(1, ge=1, description="How often an epoch sees each sample.")
-    max_pixels: Whole | None = Field(
-        None, ge=64, description="Larger images count as scaled down to this area, aspect kept."
+        min_length=1,
+        exclude_if=is_none,
+        description="Several folders of images instead of one, each with the keys below. See "
+        "[datasets.md](datasets.md).",
     )
     aspect_buckets: Annotated[BucketConfig | None, BeforeValidator(_switched_on)] = Field(
         None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="Keep the shape of images instead of the centre square: `true`, or the keys "
         "below. A batch has images of one size. See [aspect-buckets.md](aspect-buckets.md).",
-    )
-    random_flip: bool = Field(
-        False,
-        description="Images: train on each image or its mirror image, drawn again for each epoch; "
-        "both are encoded. Not for pictures with text or sides.",
     )
     holdout: float = Field(
         0.0,
@@ -193,19 +144,52 @@ class DataConfig(Section):
         return self.source in TEXT_SOURCES
 
     @property
-    def is_conditioned(self) -> bool:
-        """Whether samples have conditioning images."""
-        return bool(self.conditioning_images or self.conditioning_columns)
+    def has_image_files(self) -> bool:
+        """Whether samples are images in the user's folders."""
+        return not self.is_text and self.source != "digits"
 
     @property
-    def conditioning_folders(self) -> list[str]:
-        """The folders of conditioning_images."""
-        return self.conditioning_images or []
+    def parts(self) -> Sequence[ImageSourceConfig]:
+        """The sources of images: those of `sources`, else the section itself."""
+        return self.sources or [self]
+
+    @property
+    def place(self) -> str:
+        """Where samples come from, for messages: a folder, a file, names of sources."""
+        names = ", ".join(one.name for one in self.sources or ())
+        return names or self.images or self.path or self.source
+
+    @property
+    def resolutions(self) -> dict[str, int]:
+        """The sides of squares in pixels of the sources that have one of their own, by name."""
+        return {one.name: one.resolution for one in self.sources or () if one.resolution}
+
+    def part_of(self, file: str) -> ImageSourceConfig:
+        """Return the source of an image by the name of its sample."""
+        name = file.partition("/")[0]
+        return next((one for one in self.sources or () if one.name == name), self)
+
+    @model_validator(mode="after")
+    def _sources_have_their_keys(self) -> DataConfig:
+        if self.sources is None:
+            return self
+        if self.source != "folder":
+            raise ValueError(f"source: {self.source} is read alone; remove it, or sources")
+        defaults = {key: field.default for key, field in ImageSourceConfig.model_fields.items()}
+        given = {key for key, default in defaults.items() if getattr(self, key) != default}
+        if moved := sorted(given - {"name", "source"}):
+            raise ValueError(f"with sources, {moved[0]} is a key of each of them; move it there")
+        names = [one.name for one in self.sources]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"sources: two are named {twice[0]}; rename one")
+        return self
 
     @model_validator(mode="after")
     def _source_has_its_keys(self) -> DataConfig:
-        if self.source == "folder" and not self.images:
-            raise ValueError("source: folder needs `images`, the folder that holds them")
+        if self.source == "folder" and not self.images and self.sources is None:
+            raise ValueError(
+                "source: folder needs `images`, the folder that holds them, or `sources`"
+            )
         if self.source == "digits" and (self.images or self.metadata):
             raise ValueError("source: digits brings its own images; remove `images` and `metadata`")
         if self.source == "digits" and self.is_conditioned:
@@ -223,37 +207,10 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _captions_have_one_source(self) -> DataConfig:
-        prompt = self.caption_strategy == "instanceprompt"
-        if prompt != (self.instance_prompt is not None):
-            raise ValueError(
-                "caption_strategy: instanceprompt and instance_prompt belong together; "
-                f"{'instance_prompt is missing' if prompt else 'set caption_strategy, too'}"
-            )
-        if self.caption_strategy != "textfile" and self.metadata:
-            raise ValueError(
-                f"caption_strategy: {self.caption_strategy} reads no metadata; remove one of them"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _conditioning_has_one_source(self) -> DataConfig:
-        if self.conditioning_images is not None and self.conditioning_columns is not None:
-            raise ValueError("give conditioning_images or conditioning_columns, not both")
-        if self.conditioning_columns and self.caption_strategy != "textfile":
-            raise ValueError(
-                f"conditioning_columns are read from a metadata table, and caption_strategy: "
-                f"{self.caption_strategy} reads none; use conditioning_images, or remove "
-                "caption_strategy"
-            )
+    def _buckets_have_no_conditioning(self) -> DataConfig:
         if self.is_conditioned and self.aspect_buckets is not None:
             raise ValueError(
                 "aspect_buckets would cut images and leave their conditioning images square; "
-                "remove one of them"
-            )
-        if self.is_conditioned and self.random_flip:
-            raise ValueError(
-                "random_flip would mirror images and leave their conditioning images as they are; "
                 "remove one of them"
             )
         return self

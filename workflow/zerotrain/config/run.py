@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import model_validator
 
 from zerotrain.config.adapters import FUSED_FAMILIES, Method, method_of
-from zerotrain.config.data import BucketConfig
+from zerotrain.config.data import BucketConfig, DataConfig
 from zerotrain.config.families import FAMILIES
 from zerotrain.config.models import EvaluateConfig, Phase, RunSections
 from zerotrain.config.section import Role, keys_with
@@ -169,13 +169,26 @@ def _check_data(config: RunSections) -> None:
     if len({phase.train.long_captions for phase in config.phases}) > 1:
         raise ValueError("long_captions is the same in all phases: they share a cache")
     for phase in config.phases:
-        pixels, most = phase.train.resolution**2, config.data.max_pixels
-        if most and pixels > most:
-            raise ValueError(
-                f"phase {phase.name}: resolution {phase.train.resolution} needs {pixels} pixels, "
-                f"data.max_pixels is {most}; lower one or raise the other"
-            )
+        _check_resolutions(config.data, phase)
         _check_buckets(config.data.aspect_buckets, phase)
+
+
+def _check_resolutions(data: DataConfig, phase: Phase) -> None:
+    most = phase.train.resolution
+    for part in data.parts:
+        side, key = data.resolutions.get(part.name or "", most), "data"
+        if part is not data:
+            key = f"data.sources.{part.name}"
+        if side > most:
+            raise ValueError(
+                f"{key}.resolution: {side} is more than the resolution of phase {phase.name}, "
+                f"{most}, which is that of the largest images; lower one or raise the other"
+            )
+        if part.max_pixels and side * side > part.max_pixels:
+            raise ValueError(
+                f"phase {phase.name}: resolution {side} needs {side * side} pixels, "
+                f"{key}.max_pixels is {part.max_pixels}; lower one or raise the other"
+            )
 
 
 def _check_buckets(buckets: BucketConfig | None, phase: Phase) -> None:

@@ -12,7 +12,7 @@ from zerotrain.data.source import Found
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
-    from zerotrain.config.data import DataConfig
+    from zerotrain.config.image_source import ImageSourceConfig
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ConditioningFolders:
         PipelineError: a folder is missing, unreadable, or has no image.
     """
 
-    def __init__(self, data: DataConfig) -> None:
+    def __init__(self, data: ImageSourceConfig) -> None:
         self._folders = [_read_folder(data, name) for name in data.conditioning_folders]
 
     def match(self, entry: Found) -> Found:
@@ -82,7 +82,7 @@ def check_equal_numbers(samples: Iterable[tuple[str, Sequence[object]]]) -> int:
     return first[1] if first else 0
 
 
-def _read_folder(data: DataConfig, name: str) -> _Folder:
+def _read_folder(data: ImageSourceConfig, name: str) -> _Folder:
     listing = list_conditioning(data, name)
     images: dict[str, list[str]] = {}
     for image in sorted(listing.images):

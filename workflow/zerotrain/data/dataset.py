@@ -49,6 +49,11 @@ class Sample:
     split: Literal["train", "holdout"]
     conditioning: tuple[ConditioningImage, ...] = ()
     """In the order in which the model reads them; every sample has the same number."""
+    source: str = ""
+    """Name of its source, of several (data.sources)."""
+    repeats: int = 1
+    """How often an epoch has it, times the dataset's repeats."""
+    is_regularisation_data: bool = False
 
 
 class HasSplit(Protocol):
@@ -81,8 +86,8 @@ class Dataset(PublishedDataset[Sample]):
 
     @property
     def epoch_size(self) -> int:
-        """Return the number of samples in an epoch: the train split, times repeats."""
-        return len(self.split("train")) * self.repeats
+        """Return the number of samples in an epoch: the train split with its repeats."""
+        return sum(sample.repeats for sample in self.split("train")) * self.repeats
 
     @property
     def conditioning_images(self) -> int:
@@ -149,6 +154,6 @@ def _sample(entry: Mapping[str, Any]) -> Sample:
 
 def _entry(sample: Sample) -> dict[str, Any]:
     found = asdict(sample)
-    if not sample.conditioning:
-        del found["conditioning"]  # manifests of earlier versions have no such key
-    return found
+    # Manifests of earlier versions have no such keys.
+    defaults = {"conditioning": (), "source": "", "repeats": 1, "is_regularisation_data": False}
+    return {key: one for key, one in found.items() if key not in defaults or one != defaults[key]}

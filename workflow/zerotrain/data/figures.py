@@ -11,7 +11,6 @@ from itertools import takewhile
 from statistics import median
 from typing import TYPE_CHECKING
 
-from zerotrain.data.buckets import choose_views
 from zerotrain.data.caption_summary import (
     count_words,
     describe_frequent,
@@ -27,6 +26,7 @@ from zerotrain.data.image_summary import (
     summarise_images,
     summary_rows,
 )
+from zerotrain.data.source_views import choose_source_views
 
 if TYPE_CHECKING:
     from zerotrain.config.data import BucketConfig
@@ -57,6 +57,7 @@ def image_sections(
     *,
     resolution: int,
     buckets: BucketConfig | None,
+    own: Mapping[str, int] | None = None,
     hashes: Mapping[str, int] | None = None,
     tokens: Sequence[Row] = (),
 ) -> list[Section]:
@@ -67,6 +68,7 @@ def image_sections(
         bad: `file` and `reason` of each other one.
         resolution: Side of the largest squares in pixels.
         buckets: The section `data.aspect_buckets`; None for squares.
+        own: The resolutions of sources that have one, by their names.
         hashes: Perceptual hash of an image by its sha256; None for no near duplicates.
         tokens: Rows about the tokens of captions.
     """
@@ -76,7 +78,7 @@ def image_sections(
         sections += [
             Section("Sizes", [*_sizes(samples)]),
             Section("Aspect ratios (width by height)", [*_histogram(count_aspects(samples))]),
-            Section("Crops", [*_crops(samples, resolution, buckets)]),
+            Section("Crops", [*_crops(samples, resolution, buckets, own or {})]),
             Section("Captions", [*_captions(captions), *tokens, *_frequent(captions)]),
             Section("Duplicates", [*_image_duplicates(samples, hashes)]),
         ]
@@ -139,9 +141,12 @@ def _sizes(samples: Sequence[Sample]) -> Iterator[Row]:
 
 
 def _crops(
-    samples: Sequence[Sample], resolution: int, buckets: BucketConfig | None
+    samples: Sequence[Sample],
+    resolution: int,
+    buckets: BucketConfig | None,
+    own: Mapping[str, int],
 ) -> Iterator[Row]:
-    uses = bucket_uses(samples, choose_views(samples, resolution, buckets))
+    uses = bucket_uses(samples, choose_source_views(samples, resolution, buckets, own))
     for use in uses[:MOST_BUCKETS]:
         enlarged = f", {use.enlarged:,} enlarged" if use.enlarged else ""
         yield (
@@ -152,7 +157,7 @@ def _crops(
     if more := uses[MOST_BUCKETS:]:
         yield "further sizes", f"{len(more)}, {_number(sum(use.images for use in more), 'image')}"
     shown_otherwise = ("aspect buckets", "duplicate images")
-    summary = summarise_images(samples, resolution, buckets)
+    summary = summarise_images(samples, resolution, buckets, own)
     yield from (row for row in summary_rows(summary) if row[0] not in shown_otherwise)
 
 

@@ -162,7 +162,7 @@ class DatasetFiles:
     def _walked(self) -> bytes:
         if self._given is not None:
             return self._given
-        return _walk_once(tuple(source_roots(self._data)), self._data.follow_symlinks)
+        return _walk_once(*_walked_places(self._data))
 
     @cached_property
     def _stats(self) -> dict[str, str]:
@@ -208,10 +208,24 @@ class DatasetFiles:
         write_whole(self.digest_file, text)
 
 
-def walk(roots: Sequence[str], *, follow_symlinks: bool) -> bytes:
-    """Return path, and size, time and inode, of each file in folders, and of roots that are files.
+def walk(data: DataConfig) -> bytes:
+    """Return path, and size, time and inode, of each file below the roots of a dataset of images.
 
     They are sorted; a zero byte follows each text. Hidden files are left out, as data.listing does.
+
+    Raises:
+        PipelineError: a metadata file is missing.
+    """
+    return _walk(*_walked_places(data))
+
+
+def _walked_places(data: DataConfig) -> tuple[tuple[str, ...], bool]:
+    """Return the roots, and whether links to folders are followed."""
+    return tuple(source_roots(data)), any(part.follow_symlinks for part in data.parts)
+
+
+def _walk(roots: tuple[str, ...], follow_symlinks: bool) -> bytes:
+    """Walk through folders, and take roots that are files.
 
     Args:
         roots: Folders and files; what is missing is left out.
@@ -246,9 +260,8 @@ def walk(roots: Sequence[str], *, follow_symlinks: bool) -> bytes:
     return "".join(sorted(found)).encode(errors="surrogateescape")
 
 
-@cache
-def _walk_once(roots: tuple[str, ...], follow_symlinks: bool) -> bytes:
-    return walk(roots, follow_symlinks=follow_symlinks)
+_walk_once = cache(_walk)
+"""A plan checks a dataset, and then brings its digest up to date: one walk for both."""
 
 
 def _token(stat: str, sha256: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from zerotrain.data import metadata
 from zerotrain.data.caption_file import BadCaptionError, read_caption_file
 from zerotrain.data.conditioning import ConditioningFolders
+from zerotrain.data.kohya_folders import folder_caption, repeat_as_named
 from zerotrain.data.listing import (
     Listing,
     list_conditioning,
@@ -22,7 +23,7 @@ from zerotrain.errors import PipelineError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from zerotrain.config.data import DataConfig
+    from zerotrain.config.image_source import ImageSourceConfig
 
 
 class FolderSource(Source):
@@ -35,7 +36,7 @@ class FolderSource(Source):
 
     pixel_modules = ("zerotrain.data.decode",)
 
-    def __init__(self, data: DataConfig, root: Path | None = None) -> None:
+    def __init__(self, data: ImageSourceConfig, root: Path | None = None) -> None:
         self.data = data
         self.root = root or root_of(data)
         self.name = str(self.root)
@@ -56,7 +57,7 @@ class FolderSource(Source):
 
     def _found(self, read_caption: Callable[[str, str], Found]) -> list[Found]:
         listing = list_images(self.data)
-        table = find_table(self.data)
+        table = find_table(self.data, captioned=bool(listing.captions))
         self.notes = self._unread(listing, table)
         if table:
             found = self._from_table(listing, table)
@@ -66,6 +67,8 @@ class FolderSource(Source):
             folders = ConditioningFolders(self.data)
             self.notes += folders.surplus(listing.images)
             found = [folders.match(entry) for entry in found]
+        if self.data.folder_repeats:
+            found = [repeat_as_named(entry, self.root) for entry in found]
         return sorted([*found, *listing.bad], key=lambda entry: (entry.file, entry.reason or ""))
 
     def read(self, file: str) -> bytes:
@@ -100,10 +103,15 @@ class FolderSource(Source):
             if stem in listing.captions:
                 read.add(stem)
                 yield read_caption(image, listing.captions[stem])
+            elif self.data.folder_repeats and (named := self._named(image)):
+                yield Found(image, named)
             else:
                 yield Found(image, reason=f"no caption: no {stem}{extension} next to it")
         for stem in listing.captions.keys() - read:
             yield Found(listing.captions[stem], reason="a caption file with no image next to it")
+
+    def _named(self, image: str) -> str:
+        return folder_caption(self.root, image, repeats=True)
 
     def _captioned(self, image: str, file: str) -> Found:
         try:
@@ -154,19 +162,21 @@ class FolderSource(Source):
         return notes
 
 
-def given_caption(data: DataConfig, image: str) -> str:
+def given_caption(data: ImageSourceConfig, image: str) -> str:
     """Return the caption of an image whose caption is not in a file."""
     if data.caption_strategy == "filename":
         return os.path.splitext(os.path.basename(image))[0].replace("_", " ").strip()
+    if data.caption_strategy == "foldername":
+        return folder_caption(root_of(data), image, repeats=data.folder_repeats)
     return str(data.instance_prompt)
 
 
-def folder_files(data: DataConfig) -> list[str]:
+def folder_files(data: ImageSourceConfig) -> list[str]:
     """List the paths of images, caption files or table, and conditioning images, sorted; see
     open.source_files."""
     root = root_of(data)
     listing = list_images(data)
-    table = find_table(data)
+    table = find_table(data, captioned=bool(listing.captions))
     own_files = data.caption_strategy == "textfile" and not table
     names = [*listing.images, *listing.captions.values()] if own_files else listing.images
     paths = {os.path.join(root, name) for name in names}
@@ -176,7 +186,7 @@ def folder_files(data: DataConfig) -> list[str]:
     return sorted({*paths, str(table)} if table else paths)
 
 
-def incomplete(data: DataConfig) -> tuple[list[Found], list[Found]]:
+def incomplete(data: ImageSourceConfig) -> tuple[list[Found], list[Found]]:
     """List the images without a caption or conditioning images, with the reason, and the others.
 
     No image and no caption file is opened.
@@ -191,8 +201,14 @@ def incomplete(data: DataConfig) -> tuple[list[Found], list[Found]]:
     return [*lacking.values()], [*whole.values()]
 
 
-def find_table(data: DataConfig) -> Path | None:
-    """Return the metadata file: the configured one, or one in the folder."""
+def find_table(data: ImageSourceConfig, *, captioned: bool) -> Path | None:
+    """Return the metadata file: the configured one, or one in the folder.
+
+    Args:
+        data: The keys of a source.
+        captioned: Whether the folder has caption files: they go before metadata.parquet and
+            metadata.json.
+    """
     if data.caption_strategy != "textfile":
         return None
     if data.metadata:
@@ -203,10 +219,13 @@ def find_table(data: DataConfig) -> Path | None:
                 hint="correct data.metadata; relative paths count from where snakemake runs",
             )
         return table
-    inside = [path for name in metadata.NAMES if (path := root_of(data) / name).is_file()]
+    later = () if captioned else metadata.LATER_NAMES
+    named = [path for name in (*metadata.NAMES, *later) if (path := root_of(data) / name).is_file()]
+    # In earlier versions the first two were all.
+    inside = [path for path in named if path.name in metadata.NAMES] or named
     if len(inside) > 1:
         raise PipelineError(
-            f"data.images: {root_of(data)} holds {' and '.join(metadata.NAMES)}",
+            f"data.images: {root_of(data)} holds {' and '.join(path.name for path in inside)}",
             hint="say which one counts with data.metadata, or remove the other",
         )
     if not inside and data.conditioning_columns:

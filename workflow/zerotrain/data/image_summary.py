@@ -7,13 +7,14 @@ additional keys, and manifests of earlier versions can be summarised too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isclose
 from typing import TYPE_CHECKING
 
-from zerotrain.data.buckets import Size, View, choose_views
+from zerotrain.data.buckets import Size, View
 from zerotrain.data.dataset import ConditioningImage, Sample
+from zerotrain.data.source_views import choose_source_views
 
 if TYPE_CHECKING:
     from zerotrain.config.data import BucketConfig
@@ -68,22 +69,29 @@ class ImageSummary:
 
 
 def summarise_images(
-    samples: Sequence[Sample], resolution: int | None, buckets: BucketConfig | None = None
+    samples: Sequence[Sample],
+    resolution: int | None,
+    buckets: BucketConfig | None = None,
+    own: Mapping[str, int] | None = None,
 ) -> ImageSummary:
-    """Summarise at least one sample, for squares of `resolution` pixels or for buckets."""
+    """Summarise at least one sample, for squares of `resolution` pixels or for buckets.
+
+    `own` has the resolutions of sources that have one, by name.
+    """
     first: dict[str, Sample] = {}
     pairs = [
         (sample, original)
         for sample in samples
         if (original := first.setdefault(sample.image_sha256, sample)) is not sample
     ]
-    views = choose_views(samples, resolution or 1, buckets if resolution else None)
+    own = own or {}
+    views = choose_source_views(samples, resolution or 1, buckets if resolution else None, own)
     seen = [*zip(samples, views, strict=True)]
     total = sum(width * height for width, height in (s.original_size for s in samples))
     return ImageSummary(
         images=len(samples),
         resolution=resolution,
-        buckets=Counter(view.size for view in views) if buckets and resolution else None,
+        buckets=Counter(view.size for view in views) if (buckets or own) and resolution else None,
         enlarged=sum(view.scale > 1 for view in views) if resolution else 0,
         smallest=max(seen, key=lambda one: one[1].scale),
         dropped=1 - sum(view.box[2] * view.box[3] for view in views) / total,

@@ -13,7 +13,7 @@ from zerotrain.data.table import printable
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
-    from zerotrain.config.data import DataConfig
+    from zerotrain.config.image_source import ImageSourceConfig
 
 EXTENSIONS = (
     *(".apng", ".avif", ".bmp", ".dib", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"),
@@ -39,7 +39,7 @@ class Listing:
     others: list[str] = field(default_factory=list)
 
 
-def list_images(data: DataConfig) -> Listing:
+def list_images(data: ImageSourceConfig) -> Listing:
     """List data.images with its subfolders, except for folders of conditioning images in it.
 
     Raises:
@@ -48,7 +48,7 @@ def list_images(data: DataConfig) -> Listing:
     return _list(root_of(data), data, "data.images")
 
 
-def list_conditioning(data: DataConfig, folder: str) -> Listing:
+def list_conditioning(data: ImageSourceConfig, folder: str) -> Listing:
     """List a folder of data.conditioning_images with its subfolders.
 
     Raises:
@@ -57,7 +57,7 @@ def list_conditioning(data: DataConfig, folder: str) -> Listing:
     return _list(Path(folder).expanduser(), data, "data.conditioning_images")
 
 
-def root_of(data: DataConfig) -> Path:
+def root_of(data: ImageSourceConfig) -> Path:
     """Return the folder of data.images."""
     return Path(data.images or "").expanduser()
 
@@ -74,7 +74,7 @@ def check_usable_path(path: Path, key: str) -> None:
         raise _unusable(path, key, "its name holds a brace, which Snakemake takes for a wildcard")
 
 
-def _list(root: Path, data: DataConfig, key: str) -> Listing:
+def _list(root: Path, data: ImageSourceConfig, key: str) -> Listing:
     listing = Listing()
     try:
         _scan(root, data, listing)
@@ -91,7 +91,7 @@ def _list(root: Path, data: DataConfig, key: str) -> Listing:
     return listing
 
 
-def _scan(root: Path, data: DataConfig, listing: Listing) -> None:
+def _scan(root: Path, data: ImageSourceConfig, listing: Listing) -> None:
     extension = data.caption_extension.lower()
     real_root = os.path.realpath(root)
     # A folder of images may contain one of conditioning images, or be inside it.

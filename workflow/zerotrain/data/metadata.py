@@ -1,7 +1,8 @@
-"""Tables of captions: metadata.csv, .jsonl or .json, one row per image.
+"""Tables of captions: metadata.csv, .jsonl, .json or .parquet, one row per image.
 
-Columns are `file_name,text` (as in Hugging Face's imagefolder) or `image,prompt` (as in
-DiffSynth-Studio); others are ignored. Files are named relative to the image folder.
+Columns are `file_name,text` (as in Hugging Face's imagefolder), `image,prompt` (as in
+DiffSynth-Studio), or else another pair of them and `caption`; others are ignored. Files are named
+relative to the image folder.
 """
 
 from __future__ import annotations
@@ -16,12 +17,25 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.data.source import Found
-from zerotrain.data.table import csv_rows, json_rows, jsonl_rows, printable, surplus_cells
+from zerotrain.data.table import (
+    csv_rows,
+    json_rows,
+    jsonl_rows,
+    parquet_rows,
+    printable,
+    surplus_cells,
+)
 from zerotrain.errors import PipelineError
 
 Reader = Callable[[Path], Iterator[tuple[int, dict[Any, Any]]]]
 NAMES = ("metadata.csv", "metadata.jsonl")
+LATER_NAMES = ("metadata.parquet", "metadata.json")
+"""Read in a folder without caption files: earlier versions did not read them."""
 COLUMNS = (("file_name", "text"), ("image", "prompt"))
+FURTHER_COLUMNS = (
+    *(("file_name", caption) for caption in ("caption", "prompt")),
+    *(("image", caption) for caption in ("caption", "text")),
+)
 EXAMPLE = '{"file_name": "a.png", "text": "a red house"}'
 EXPECTED = "file_name,text or image,prompt"
 
@@ -40,7 +54,7 @@ def read_metadata(
     """List the images that a table names, and the errors in its rows.
 
     Args:
-        path: A .csv, .jsonl or .json file in UTF-8.
+        path: A .csv, .jsonl or .json file in UTF-8, or a .parquet file.
         root: The image folder.
         images: The files in the folder, by relative name.
         conditioning_columns: Columns that name conditioning images in the folder.
@@ -58,7 +72,7 @@ def read_metadata(
             hint=f"give it the columns {EXPECTED} and a row for each image",
         )
     file_column, text_column = _columns(path, rows[0][1], conditioning_columns)
-    kind = "item" if path.suffix.lower() == ".json" else "line"
+    kind = {".json": "item", ".parquet": "row"}.get(path.suffix.lower(), "line")
     found: list[Found] = []
     first_line: dict[str, int] = {}
     for line, row in rows:
@@ -163,12 +177,13 @@ def _reader(path: Path) -> Reader:
         ".csv": csv_rows,
         ".jsonl": partial(jsonl_rows, example=EXAMPLE),
         ".json": partial(json_rows, example=EXAMPLE),
+        ".parquet": parquet_rows,
     }
     if path.suffix.lower() not in readers:
         raise PipelineError(
             f"data.metadata: {path}: the extension is {path.suffix or 'none'}",
-            hint="give a .csv with a header line, a .jsonl with one object a line, or a .json "
-            "with a list of them",
+            hint="give a .csv with a header line, a .jsonl with one object a line, a .json with a "
+            "list of them, or a .parquet",
         )
     return readers[path.suffix.lower()]
 
@@ -189,7 +204,8 @@ def _columns(
             "images themselves",
             hint=f"rename a column of conditioning images: {EXPECTED} name images and captions",
         )
-    for pair in pairs:
+    further = () if conditioning_columns else FURTHER_COLUMNS
+    for pair in (*pairs, *further):
         if all(column in row for column in pair):
             return pair
     expected = " or ".join(map(",".join, pairs))

@@ -17,9 +17,13 @@ def open_source(data: DataConfig) -> Source:
         from zerotrain.data.digits import DigitsSource
 
         return DigitsSource()
-    from zerotrain.data.folder import FolderSource
+    if data.sources is not None:
+        from zerotrain.data.source_list import SourceList
 
-    return FolderSource(data)
+        return SourceList(data.sources)
+    from zerotrain.data.source_list import open_part
+
+    return open_part(data)
 
 
 def source_files(data: DataConfig) -> list[str]:
@@ -36,9 +40,13 @@ def source_files(data: DataConfig) -> list[str]:
         from zerotrain.data.text import text_files
 
         return text_files(data)
-    from zerotrain.data.folder import folder_files
+    if data.sources is not None:
+        from zerotrain.data.source_list import files_of_sources
 
-    return folder_files(data)
+        return files_of_sources(data.sources)
+    from zerotrain.data.source_list import files_of_part
+
+    return files_of_part(data)
 
 
 def source_roots(data: DataConfig) -> list[str]:
@@ -50,6 +58,8 @@ def source_roots(data: DataConfig) -> list[str]:
     from zerotrain.data.folder import find_table
     from zerotrain.data.listing import root_of
 
-    folders = [root_of(data), *(Path(one).expanduser() for one in data.conditioning_folders)]
-    table = find_table(data)
-    return [str(path) for path in [*folders, *([table] if table else [])]]
+    roots = [root_of(part) for part in data.parts]
+    roots += [Path(one).expanduser() for one in data.conditioning_folders]
+    # A table in the folder is below it.
+    tables = [find_table(part, captioned=True) for part in data.parts if part.metadata]
+    return [*dict.fromkeys(str(path) for path in [*roots, *tables] if path)]

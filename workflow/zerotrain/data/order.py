@@ -22,6 +22,19 @@ JITTERS = 4096
 """Numbers u that are drawn at a time."""
 
 
+def repeat_in_rounds(samples: Sequence[int], repeats: Sequence[int]) -> list[int]:
+    """List samples as often as each is repeated: round r has those with more than r repeats.
+
+    Equal repeats give the same list again and again.
+    """
+    return [
+        sample
+        for round_ in range(max(repeats, default=0))
+        for sample, count in zip(samples, repeats, strict=True)
+        if count > round_
+    ]
+
+
 class SampleOrder:
     """Which sample each position of a run has.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ class Found:
     """Why it cannot be used; None if there is no known reason before its pixels are read."""
     conditioning: tuple[str, ...] = ()
     """Its conditioning images, each named within the conditioning_source of its position."""
+    repeats: int = 1
+    """How often its source has it in an epoch."""
 
 
 class Source(ABC):
@@ -75,6 +78,10 @@ class Source(ABC):
     def conditioning_source(self, position: int) -> Source:
         """Return the source of the conditioning images at this position of every sample."""
         return self
+
+    def path_of(self, file: str) -> str:
+        """Return the path of an image, of a source whose images are files."""
+        return os.path.join(self.name, file)
 
     def sha256(self, file: str) -> str:
         """Compute the sha256 of an image's bytes."""

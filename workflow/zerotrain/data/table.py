@@ -1,4 +1,4 @@
-"""Tables in files: rows of CSV, JSONL and JSON with their line or item number, for messages."""
+"""Tables in files: rows of CSV, JSONL, JSON and Parquet with their number, for messages."""
 
 from __future__ import annotations
 
@@ -98,6 +98,28 @@ def json_rows(path: Path, example: str) -> Iterator[tuple[int, dict[Any, Any]]]:
             f"{path}: not a list of objects", hint=f"write a list whose items look like {example}"
         )
     yield from enumerate(found, 1)
+
+
+def parquet_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
+    """Yield the number, from 1, and the cells by column of each row.
+
+    Raises:
+        PipelineError: the file cannot be read as Parquet.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches():
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except (OSError, pyarrow.ArrowException) as error:
+        raise PipelineError(
+            f"{path}: not readable as Parquet ({error})", hint="write it again, or as .jsonl"
+        ) from error
 
 
 def _text(path: Path) -> str:

@@ -180,8 +180,10 @@ class ImportedConfig:
 
 
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Build sections from dotted keys; those of the only phase become the list of phases."""
+    """Build sections from dotted keys; the only phase and numbered sources become lists."""
     found = nest_keys(values)
+    if isinstance(sources := found.get("data", {}).get("sources"), dict):
+        found["data"]["sources"] = [sources[number] for number in sorted(sources, key=int)]
     if "phases" in found:
         found["phases"] = [{"name": "train", **found["phases"]}]
     return found

@@ -14,10 +14,12 @@ from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed
 from zerotrain.importers.files import load_json, load_yaml
 from zerotrain.importers.imported_config import ImportedConfig, nest
 from zerotrain.importers.keys import SIMPLETUNER
+from zerotrain.importers.kohya_dataset import read_kohya_dataset
 from zerotrain.importers.precision import Choose
 from zerotrain.importers.program import ACCELERATE as ACCELERATE_PROGRAM
 from zerotrain.importers.program import RUN, Program, trainer
 from zerotrain.importers.simpletuner import BLOCK, is_wrapped, read_launch_alone, read_simpletuner
+from zerotrain.importers.simpletuner_data import is_backends, put_datasets, read_backends
 from zerotrain.importers.zero import PRESETS
 from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, unknown_key
 
@@ -55,7 +57,7 @@ class ImportOptions:
 
 
 def import_file(path: Path, options: ImportOptions | None = None) -> ImportedConfig:
-    """Read an accelerate YAML, a DeepSpeed JSON or SimpleTuner's config.json.
+    """Read an accelerate YAML, a DeepSpeed JSON, SimpleTuner's config.json or kohya's datasets.
 
     Args:
         path: The file; files that it names are read too.
@@ -118,6 +120,12 @@ def launch_from_file(
 
 def read(path: Path, result: ImportedConfig, context: SurroundingSettings) -> str:
     """Read a file of any supported form, and return the form."""
+    if path.suffix.casefold() == ".toml" and context.program is not RUN:
+        read_kohya_dataset(path, result)
+        return "kohya's datasets"
+    if path.suffix.casefold() == ".json" and context.program is not RUN and is_backends(path):
+        put_datasets(read_backends(path, result), result)
+        return "SimpleTuner's datasets"
     if path.suffix.casefold() not in (".json", ".yaml", ".yml"):
         raise PipelineError(
             f"{path}: neither YAML nor JSON",
@@ -153,7 +161,7 @@ def check(result: ImportedConfig, where: str) -> None:
     found = nest(result.values)
     run = {"run": "imported", "base": "nano", "phases": [{"name": "train", "until": 1}]}
     data = found.pop("data", {})
-    if not {"images", "path"} & set(data):
+    if not {"images", "path", "sources"} & set(data):
         text = found.get("family") in LANGUAGE_MODELS
         data = {"source": "text", "path": "-"} if text else {**data, "images": "-"}
     parse_config({**run, **found, "data": data}, f"{where}, in our form")

@@ -25,7 +25,7 @@ from zerotrain.importers.program import (
 )
 from zerotrain.importers.simpletuner_data import (
     put_captions,
-    put_dataset,
+    put_datasets,
     put_resolution,
     read_backends,
 )
@@ -240,9 +240,9 @@ def _put_model(
 
 
 def _put_data(arguments: dict[str, Any], path: Path | None, result: ImportedConfig) -> None:
-    """Set the only training dataset, or without its file the settings' values."""
+    """Set the training datasets, or without its file the settings' values."""
     given, kind = arguments.pop("resolution", None), arguments.pop("resolution_type", "pixel_area")
-    found: dict[str, Any] = {}
+    found: list[dict[str, Any]] = []
     name = "data_backend_config"
     if name in arguments:
         file = arguments.pop(name)
@@ -253,9 +253,10 @@ def _put_data(arguments: dict[str, Any], path: Path | None, result: ImportedConf
         else:
             result.note("kept", name, file, "read below", "data")
             found = read_backends(named, result)
-            if "resolution" in found:
-                found.setdefault("resolution_type", kind)
-            put_dataset(found, result)
+            for dataset in found:
+                if "resolution" in dataset:
+                    dataset.setdefault("resolution_type", kind)
+            put_datasets(found, result)
     elif "instance_data_dir" in arguments:
         result.keep("instance_data_dir", arguments.pop("instance_data_dir"), "data.images")
     captions = ("caption_strategy", "instance_prompt")
@@ -263,7 +264,7 @@ def _put_data(arguments: dict[str, Any], path: Path | None, result: ImportedConf
         result.ignore_all(arguments, captions, "the dataset says it")
     else:
         put_captions({n: arguments.pop(n) for n in captions if n in arguments}, result)
-    if given is not None and "resolution" in found:
+    if given is not None and any("resolution" in dataset for dataset in found):
         result.ignore("resolution", given, "the dataset says it")
     elif given is not None:
         put_resolution("resolution", given, kind, result)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
+from zerotrain.importers.image_sources import put_resolutions, source_names, source_prefixes
 from zerotrain.importers.imported_config import ImportedConfig, Outcome
 from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.keys import OWN_CACHE, SIMPLETUNER_DATASET
@@ -25,14 +27,23 @@ BUCKETED = (
     "images keep about their shape, and what does not fit it is cut; the sizes of the buckets are "
     "computed in another way"
 )
+MIXED = "a step has images of all datasets of one size; SimpleTuner takes each batch from one"
 DROPPED = "smaller images are left out there; here they are enlarged, so take them out yourself"
 
 
-def read_backends(path: Path, result: ImportedConfig) -> dict[str, Any]:
-    """Return the keys of the only image dataset in a file, and note the others.
+def is_backends(path: Path) -> bool:
+    """Return whether a file begins as a list of datasets does."""
+    try:
+        return re.match(r"\s*\[\s*\{", path.read_text()) is not None
+    except (OSError, ValueError):
+        return False
+
+
+def read_backends(path: Path, result: ImportedConfig) -> list[dict[str, Any]]:
+    """Return the keys of each image dataset in a file, and note the others.
 
     Raises:
-        PipelineError: it is not a JSON list, or has several image datasets.
+        PipelineError: it is not a JSON list, or has no image dataset.
     """
     try:
         found = json.loads(path.read_text())
@@ -49,35 +60,74 @@ def read_backends(path: Path, result: ImportedConfig) -> dict[str, Any]:
             result.ignore(f"{NAME}: {entry.get('id')}", kind, OWN_CACHE)
         else:
             images.append(entry)
-    if len(images) != 1:
-        names = ", ".join(str(entry.get("id")) for entry in images)
+    if not images:
         raise PipelineError(
-            f"{path}: {len(images)} datasets are trained on: {names}",
-            hint="one folder of images is trained on: give the others `disabled: true`, or put the "
-            "images into one",
+            f"{path}: no dataset of images is trained on", hint="all are disabled, or of embeddings"
         )
-    flat = read_keys({NAME: images[0]}, SIMPLETUNER_DATASET, str(path), result)
-    return {key.removeprefix(f"{NAME}."): value for key, value in flat.items()}
+    if len(images) > 1 and any(entry.get("probability", 1) != 1 for entry in images):
+        raise PipelineError(
+            f"{path}: probability: datasets are not drawn by weights here",
+            hint="set repeats of each instead, or take probability out",
+        )
+    datasets = []
+    for entry in images:
+        flat = read_keys({NAME: entry}, SIMPLETUNER_DATASET, str(path), result)
+        found = {key.removeprefix(f"{NAME}."): value for key, value in flat.items()}
+        datasets.append({**found, "id": str(entry.get("id") or "images")})
+    return datasets
 
 
-def put_dataset(found: Mapping[str, Any], result: ImportedConfig) -> None:
-    """Set `data` and the resolution.
+def put_datasets(datasets: Sequence[dict[str, Any]], result: ImportedConfig) -> None:
+    """Set `data` and the resolutions, those of the datasets that have one.
 
     Raises:
-        PipelineError: a kind of dataset or captions is not supported.
+        PipelineError: a kind of dataset or captions is not supported, or two differ in what they
+            have to share.
     """
-    result.attempt(_put_images, found, result)
-    result.attempt(put_captions, found, result, f"{NAME}.")
+    names = source_names([found["id"] for found in datasets])
+    prefixes = source_prefixes(names, several=len(datasets) > 1, result=result)
+    if len(datasets) > 1:
+        result.note("changed", NAME, None, MIXED, "data.sources")
+    for found, prefix in zip(datasets, prefixes, strict=True):
+        _put_dataset(found, prefix, result)
     with result.collect():
-        if "resolution" in found:
-            kind = found.get("resolution_type", "pixel_area")
-            put_resolution(f"{NAME}.resolution", found["resolution"], kind, result)
+        _put_resolutions(datasets, prefixes, result)
+    with result.collect():
+        if len({_keeps_shape(found) for found in datasets}) > 1:
+            kept = next(found["id"] for found in datasets if _keeps_shape(found))
+            raise PipelineError(
+                f"{NAME}: images of {kept} keep their shape, and those of others are squares",
+                hint="give all datasets the same crop and crop_aspect",
+            )
+        for found in datasets:
+            put_framing(found, result)
+
+
+def _put_resolutions(
+    datasets: Sequence[Mapping[str, Any]], prefixes: Sequence[str], result: ImportedConfig
+) -> None:
+    """Set train.resolution, and the resolutions of smaller datasets."""
+    given = [found["resolution"] for found in datasets if "resolution" in found]
+    kinds = [found.get("resolution_type", "pixel_area") for found in datasets]
+    key = f"{NAME}.resolution"
+    if len(datasets) == 1 and given:
+        put_resolution(key, given[0], kinds[0], result)
+    elif len(given) == len(datasets):
+        sides = [side_of(key, one, kind) for one, kind in zip(given, kinds, strict=True)]
+        put_resolutions(key, sides, prefixes, result)
+    elif given:
+        lacking = next(found["id"] for found in datasets if "resolution" not in found)
+        raise PipelineError(f"{key} is missing in {lacking}", hint="give it to each dataset")
+
+
+def _put_dataset(found: Mapping[str, Any], at: str, result: ImportedConfig) -> None:
+    result.attempt(_put_images, found, result, at)
+    result.attempt(put_captions, found, result, f"{NAME}.", at)
     if "repeats" in found:
         result.keep(
-            f"{NAME}.repeats", found["repeats"], "data.repeats", found["repeats"] + 1,
+            f"{NAME}.repeats", found["repeats"], f"{at}repeats", found["repeats"] + 1,
             "an epoch sees each image once more than that",
         )  # fmt: skip
-    put_framing(found, result)
     for name in ("maximum_image_size", "target_downsample_size"):
         if name in found:
             result.note("changed", f"{NAME}.{name}", found[name], FRAMING)
@@ -85,12 +135,16 @@ def put_dataset(found: Mapping[str, Any], result: ImportedConfig) -> None:
         result.note("changed", f"{NAME}.minimum_image_size", found["minimum_image_size"], DROPPED)
 
 
+def _keeps_shape(found: Mapping[str, Any]) -> bool:
+    return not found.get("crop", True) or found.get("crop_aspect", "square") != "square"
+
+
 def put_framing(found: Mapping[str, Any], result: ImportedConfig) -> None:
     """Set squares, or aspect buckets where SimpleTuner keeps the shape of images."""
     crops = [name for name in ("crop", "crop_style", "crop_aspect") if name in found]
     named = {name: f"{NAME}.{name}" for name in ("crop", *crops)}
     cut, centred = found.get("crop", True), found.get("crop_style") == "center"
-    if not cut or found.get("crop_aspect", "square") != "square":
+    if _keeps_shape(found):
         how = "center" if centred or not cut else "random"
         decides = "crop_aspect" if cut else "crop"
         result.put(
@@ -113,12 +167,12 @@ def put_framing(found: Mapping[str, Any], result: ImportedConfig) -> None:
         result.note("changed", named["crop"], None, FRAMING)
 
 
-def _put_images(found: Mapping[str, Any], result: ImportedConfig) -> None:
+def _put_images(found: Mapping[str, Any], result: ImportedConfig, at: str) -> None:
     kind = found.get("type")
     if kind == "local" and "instance_data_dir" in found:
-        result.keep(f"{NAME}.instance_data_dir", found["instance_data_dir"], "data.images")
+        result.keep(f"{NAME}.instance_data_dir", found["instance_data_dir"], f"{at}images")
     elif kind == "huggingface" and "dataset_name" in found:
-        put_hub_dataset(f"{NAME}.dataset_name", found["dataset_name"], result)
+        put_hub_dataset(f"{NAME}.dataset_name", found["dataset_name"], result, at)
     else:
         raise PipelineError(
             f"{NAME}.type is {kind}", hint="local with instance_data_dir, or huggingface"
@@ -127,17 +181,25 @@ def _put_images(found: Mapping[str, Any], result: ImportedConfig) -> None:
     result.values.setdefault("data.source", "folder")
 
 
-def put_hub_dataset(key: str, name: str, result: ImportedConfig) -> None:
+def put_hub_dataset(key: str, name: str, result: ImportedConfig, at: str = "data.") -> None:
     """Set the folder for a dataset of the hub, into which the user saves its images."""
     folder = HUB.format(name.rpartition("/")[2])
     result.put(
-        "changed", key, name, "data.images", folder,
+        "changed", key, name, f"{at}images", folder,
         "images are read from a folder: save those of the dataset there",
     )  # fmt: skip
 
 
-def put_captions(found: Mapping[str, Any], result: ImportedConfig, prefix: str = "") -> None:
+def put_captions(
+    found: Mapping[str, Any], result: ImportedConfig, prefix: str = "", at: str = "data."
+) -> None:
     """Set the source of the captions.
+
+    Args:
+        found: The keys of a dataset, or of the program.
+        result: Receives the keys of captions.
+        prefix: Prefix of the keys in messages.
+        at: Prefix of our keys.
 
     Raises:
         PipelineError: the captions are neither in files, in names, nor a common prompt.
@@ -145,7 +207,7 @@ def put_captions(found: Mapping[str, Any], result: ImportedConfig, prefix: str =
     strategy = found.get("caption_strategy")
     prompt = found.get("instance_prompt")
     if found.get("only_instance_prompt"):
-        result.note("kept", f"{prefix}only_instance_prompt", True, "", "data.caption_strategy")
+        result.note("kept", f"{prefix}only_instance_prompt", True, "", f"{at}caption_strategy")
         strategy = "instanceprompt"
     if strategy == "instance_prompt":
         strategy = "instanceprompt"
@@ -154,13 +216,13 @@ def put_captions(found: Mapping[str, Any], result: ImportedConfig, prefix: str =
             f"{prefix}caption_strategy is {strategy}", hint=f"one of {', '.join(STRATEGIES)}"
         )
     if strategy is not None:
-        result.keep(f"{prefix}caption_strategy", strategy, "data.caption_strategy")
+        result.keep(f"{prefix}caption_strategy", strategy, f"{at}caption_strategy")
     elif found.get("type") == "local":
-        result.assume("data.caption_strategy", "filename", "SimpleTuner's default")
+        result.assume(f"{at}caption_strategy", "filename", "SimpleTuner's default")
     if strategy == "instanceprompt":
         if not prompt:
             raise PipelineError(f"{prefix}instance_prompt is missing", hint="add it")
-        result.keep(f"{prefix}instance_prompt", prompt, "data.instance_prompt")
+        result.keep(f"{prefix}instance_prompt", prompt, f"{at}instance_prompt")
     elif prompt is not None:
         result.ignore(f"{prefix}instance_prompt", prompt, f"caption_strategy is {strategy}")
     if strategy == "textfile":
@@ -168,7 +230,7 @@ def put_captions(found: Mapping[str, Any], result: ImportedConfig, prefix: str =
         result.note(
             "changed" if split else "kept", f"{prefix}disable_multiline_split", not split,
             "a caption file of several lines is one caption here, not several to draw from"
-            if split else "a caption file is one caption", "data.caption_strategy",
+            if split else "a caption file is one caption", f"{at}caption_strategy",
         )  # fmt: skip
 
 
@@ -177,18 +239,37 @@ def put_resolution(key: str, given: float, kind: str, result: ImportedConfig) ->
 
     Args:
         key: Name of the value in messages.
+        given: As for side_of.
+        kind: As for side_of.
+        result: Receives train.resolution.
+
+    Raises:
+        PipelineError: the kind or size is invalid.
+    """
+    side = side_of(key, given, kind)
+    reason = "an area in megapixels: the side of its square" if _is_area(given, kind) else ""
+    result.keep(key, given, "train.resolution", side, reason)
+
+
+def _is_area(given: float, kind: str) -> bool:
+    return kind == "area" or 0 < given < 8
+
+
+def side_of(key: str, given: float, kind: str) -> int:
+    """Return the side of a square in pixels.
+
+    Args:
+        key: Name of the value in messages.
         given: A side in pixels; megapixels if it is below 8, as for `area`.
         kind: pixel (the shorter side), pixel_area (the side of a square of that area) or area.
-        result: Receives train.resolution.
 
     Raises:
         PipelineError: the kind or size is invalid.
     """
     if kind not in ("pixel", "pixel_area", "area"):
         raise PipelineError(f"{key}: resolution_type is {kind}", hint="pixel, pixel_area or area")
-    area = kind == "area" or 0 < given < 8
-    side = (int(math.sqrt(max(given, 0) * 1024**2)) if area else int(given)) // 8 * 8
+    area = int(math.sqrt(max(given, 0) * 1024**2))
+    side = (area if _is_area(given, kind) else int(given)) // 8 * 8
     if side < 8:
         raise PipelineError(f"{key} is {given:g}", hint="give a side in pixels")
-    reason = "an area in megapixels: the side of its square" if area else ""
-    result.keep(key, given, "train.resolution", side, reason)
+    return side

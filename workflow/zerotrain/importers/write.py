@@ -67,6 +67,13 @@ def _section(
     lines: list[str] = []
     for key, value in values.items():
         path = f"{prefix}{key}"
+        if path == "data.sources":
+            lines.append(f"{indent}{key}:")
+            for number, source in enumerate(value):
+                inner = _section(source, f"{path}.{number}.", because, f"{indent}    ")
+                inner[0] = f"{indent}  - {inner[0].lstrip()}"
+                lines += inner
+            continue
         if isinstance(value, dict) and value and path not in because:
             lines += [
                 f"{indent}{scalar(key)}:",

@@ -29,9 +29,9 @@ def inputs_of(job: Any) -> list[str]:
 
 def dataset_files(job: Any) -> DatasetFiles | None:
     """Return the files of a job's dataset; None for another rule's job, text and the example."""
-    if job.rule.name != RULE or job.params.data["source"] != "folder":
+    if job.rule.name != RULE or not (data := _section(job.params.data)).has_image_files:
         return None
-    return DatasetFiles(_section(job.params.data), Path(job.output.manifest).parent)
+    return DatasetFiles(data, Path(job.output.manifest).parent)
 
 
 def find_dataset_changes(job: Any, persistence: Any) -> Changes | None:

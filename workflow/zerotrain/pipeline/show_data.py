@@ -88,6 +88,7 @@ def show_data(run: RunConfig, check: Check, output: Path | None = None) -> int:
             look.bad,
             resolution=max(phase.train.resolution for phase in run.phases),
             buckets=run.data.aspect_buckets,
+            own=run.data.resolutions,
             hashes=look.hashes,
             tokens=[*_tokens(run, [sample.caption for sample in look.images])],
         )

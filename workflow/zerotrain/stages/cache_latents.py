@@ -33,8 +33,8 @@ from zerotrain.cache.tokenising import cache_text
 from zerotrain.cache.writer import StoredShards, Tensors, Written, place, write_series
 from zerotrain.config.section import ConditionedPrompt
 from zerotrain.config.stage_settings import CacheSettings
-from zerotrain.data.buckets import choose_views
 from zerotrain.data.dataset import read_dataset
+from zerotrain.data.source_views import choose_source_views
 from zerotrain.models.families import load_family
 from zerotrain.models.families.conditioning import check_conditioning, check_sampling
 
@@ -67,7 +67,8 @@ def cache_latents(
     check_conditioning(reads, samples.conditioning_images, settings.base)
     in_prompt = reads is not None and reads.in_prompt
     encoding = Encoding(settings, size, family, model, reads=reads)
-    views = choose_views(samples.samples, size, settings.data.aspect_buckets)
+    data = settings.data
+    views = choose_source_views(samples.samples, size, data.aspect_buckets, data.resolutions)
     entries = tuple(map(encoding.entry, samples.samples, views))
     empty_text = None if in_prompt else encoding.text_key("")
     for asked in settings.validation_prompts:

@@ -7,9 +7,11 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from zerotrain import artifact
 from zerotrain.config.data import DataConfig
+from zerotrain.config.image_source import ImageSourceConfig, SourceConfig
 from zerotrain.config.scalar import one_line
 from zerotrain.data.conditioning import check_equal_numbers
 from zerotrain.data.conditioning_file import check_opaque
@@ -25,7 +27,7 @@ from zerotrain.data.dataset import (
 )
 from zerotrain.data.files import DatasetFiles, walk
 from zerotrain.data.image_summary import format_summary, summarise_images
-from zerotrain.data.open import open_source, source_roots
+from zerotrain.data.open import open_source
 from zerotrain.data.source import BadImageError, Found, Source
 from zerotrain.data.text import read_conversations_of
 from zerotrain.errors import PipelineError
@@ -56,9 +58,8 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
     else:
         source = open_source(data)
         name = source.name
-        if data.source == "folder":
-            present = walk(source_roots(data), follow_symlinks=data.follow_symlinks)
-            files = DatasetFiles(data, output, present)
+        if data.has_image_files:
+            files = DatasetFiles(data, output, walk(data))
         checked = [*checked_images(source, data)]
     bad = [entry for entry in checked if isinstance(entry, Found)]
     images = [entry for entry in checked if isinstance(entry, Sample)]
@@ -98,7 +99,8 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
     captions = len({sample.caption for sample in images})
     print(summary + (f", with {captions} different captions" if images else ""))
     if images:
-        for line in format_summary(summarise_images(images, resolution, data.aspect_buckets)):
+        seen = summarise_images(images, resolution, data.aspect_buckets, data.resolutions)
+        for line in format_summary(seen):
             print(one_line(line))
 
 
@@ -134,26 +136,39 @@ def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
     except BadImageError as error:
         return Found(entry.file, reason=str(error))
     image_sha256 = hashlib.sha256(content).hexdigest()
+    part = data.part_of(entry.file)
     return Sample(
         file=entry.file,
         image_sha256=image_sha256,
         caption=entry.caption,
         caption_sha256=caption_sha256(entry.caption),
         original_size=image.size,
-        size=limit_pixels(image.size, data.max_pixels),
+        size=limit_pixels(image.size, part.max_pixels),
         crop=centre_crop(image.size),
         split=choose_split(image_sha256, data.holdout),
         conditioning=conditioning,
+        **_of_source(part, entry.repeats),
     )
 
 
 def _hashed(source: Source, samples: Sequence[Sample]) -> Iterator[tuple[str, str]]:
     """Yield path and sha256 of the images of samples."""
     for sample in samples:
-        yield os.path.join(source.name, sample.file), sample.image_sha256
+        yield source.path_of(sample.file), sample.image_sha256
         for position, image in enumerate(sample.conditioning):
             folder = source.conditioning_source(position).name
             yield os.path.join(folder, image.file), image.image_sha256
+
+
+def _of_source(part: ImageSourceConfig, repeats: int) -> dict[str, Any]:
+    """Return what one of several sources says of an image that it has `repeats` times."""
+    if not isinstance(part, SourceConfig):
+        return {"repeats": repeats}  # data.repeats is that of the whole dataset
+    return {
+        "source": part.name,
+        "repeats": repeats * part.repeats,
+        "is_regularisation_data": part.is_regularisation_data,
+    }
 
 
 def _check_conditioning(source: Source, file: str) -> ConditioningImage:

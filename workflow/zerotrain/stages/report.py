@@ -204,7 +204,7 @@ def _summary(settings: ReportSettings, folder: Path) -> list[tuple[str, str]]:
     rows = [
         ("family", settings.family),
         ("base", settings.base + (f" at {settings.revision}" if settings.revision else "")),
-        ("data", settings.data.images or settings.data.path or settings.data.source),
+        ("data", settings.data.place),
         ("seed", str(settings.seed)),
         ("sampling", "greedy" if settings.is_text else sampling),
         ("report of", f"{datetime.now(UTC):%Y-%m-%d}"),
@@ -229,8 +229,10 @@ def _data(settings: ReportSettings, evaluation: Artifact) -> tuple[list[Section]
         return text_sections(read_conversations(folder).samples, bad), None
     samples = read_dataset(folder).samples
     resolution = max(phase.train.resolution for phase in settings.phases)
-    buckets = settings.data.aspect_buckets
-    sections = image_sections(samples, bad, resolution=resolution, buckets=buckets)
+    data = settings.data
+    sections = image_sections(
+        samples, bad, resolution=resolution, buckets=data.aspect_buckets, own=data.resolutions
+    )
     return sections, _sheet(settings, samples)
 
 

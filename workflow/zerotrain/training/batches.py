@@ -20,7 +20,7 @@ from zerotrain.cache.reader import ON_HOST
 from zerotrain.config.token_routes import kept_tokens
 from zerotrain.config.training import TokenRoute
 from zerotrain.data.draws import draw_routes, draw_sample
-from zerotrain.data.order import SampleOrder
+from zerotrain.data.order import SampleOrder, repeat_in_rounds
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.families import Batch
 
@@ -57,6 +57,8 @@ class Batches:
         self._train = [i for i, entry in enumerate(entries) if entry.split == "train"]
         self._sizes: list[tuple[int, int]] = []
         if not isinstance(cache, TokenCache):
+            repeats = [cache.entries[number].repeats for number in self._train]
+            self._train = repeat_in_rounds(self._train, repeats)
             self._sizes = [cache.entries[number].target_size for number in self._train]
         buckets = self._list_buckets(phase.derived.epoch_size)
         self._order = SampleOrder(phase.seed, buckets, phase.train.global_batch_size, first)
@@ -90,7 +92,7 @@ class Batches:
 
         A dataset of one size is as small as the user made it.
         """
-        counts = Counter(self._sizes)
+        counts = Counter(size for _, size in {*zip(self._train, self._sizes, strict=False)})
         batch = self._phase.train.global_batch_size
         small = [size for size in counts if counts[size] < batch]
         if len(counts) < 2 or not small:
@@ -125,7 +127,7 @@ class Batches:
             shape=cache.latents_shape(number),
             caption_dropout=self._phase.train.caption_dropout_probability or 0.0,
             noise_offset=self._phase.derived.objective.get("noise_offset", 0.0),
-            random_flip=cache.entries[self._train[0]].flipped is not None,
+            random_flip=cache.entries[number].flipped is not None,
         )
         sample = {
             **cache.sample(number, captioned=not draw.drop_caption, flipped=draw.flip),

@@ -8,7 +8,7 @@ from zerotrain.config.adapters import ATTENTION, is_target
 from zerotrain.config.families import FAMILIES, PRESETS
 from zerotrain.config.optimizers import TABLE, Optimizer, continues, is_plain_adam
 from zerotrain.export.formats import FORMATS
-from zerotrain.importers.keys import DIFFSYNTH, DIFFUSERS, SIMPLETUNER, TRAINER
+from zerotrain.importers.keys import DIFFSYNTH, DIFFUSERS, KOHYA_DATASET, SIMPLETUNER, TRAINER
 from zerotrain.launch.keys import (
     ACCELERATE,
     DEEPSPEED,
@@ -44,6 +44,7 @@ IMPORTED: dict[str, tuple[str, Mapping[str, Key]]] = {
     "Flags of diffusers' example scripts": ("Flag", DIFFUSERS),
     "HF Trainer's and openMind's flags": ("Flag", TRAINER),
     "SimpleTuner's config.json": ("Key", SIMPLETUNER),
+    "kohya's dataset configuration": ("Key", KOHYA_DATASET),
 }
 
 

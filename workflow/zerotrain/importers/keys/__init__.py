@@ -22,6 +22,8 @@ LYCORIS = _SIMPLETUNER["lycoris_config"]
 SIMPLETUNER_OPTIMIZERS = tomllib.loads((_FOLDER / "simpletuner_optimizers.toml").read_text())
 OWN_CACHE = SIMPLETUNER["cache_dir"].reason
 
+KOHYA_DATASET = read_tables(_FOLDER / "kohya.toml")["kohya_dataset"]
+
 _DIFFUSERS = read_tables(_FOLDER / "diffusers.toml")
 DIFFUSERS = _DIFFUSERS["diffusers"]
 DREAMBOOTH_FLUX = DIFFUSERS | _DIFFUSERS["dreambooth_flux"]

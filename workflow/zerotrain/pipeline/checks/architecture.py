@@ -49,8 +49,9 @@ def check_resolutions(run: RunConfig, base: str) -> list[PipelineError]:
             "the base divides images into",
             hint=f"set it to {max(1, buckets.alignment // unit) * unit}",
         )
-    for phase in run.phases if isinstance(patch, int) else ():
-        side = phase.train.resolution
+    sides = [(phase, phase.train.resolution) for phase in run.phases]
+    sides += [(phase, side) for phase in run.phases for side in run.data.resolutions.values()]
+    for phase, side in sides if isinstance(patch, int) else ():
         sizes = bucket_sizes(side, buckets) if buckets is not None else ()
         longest = max([side, *(max(size) for size in sizes)])
         if side not in found and (problem := _find_problem(side, longest, unit, config)):

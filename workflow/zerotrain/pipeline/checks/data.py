@@ -11,12 +11,14 @@ from functools import cache
 
 from zerotrain.artifact.layout import DataFolder
 from zerotrain.config.data import DataConfig
+from zerotrain.config.image_source import SHARDS, ImageSourceConfig
 from zerotrain.config.problems import collect_errors
 from zerotrain.config.run import RunConfig
 from zerotrain.data.conditioning import check_equal_numbers
 from zerotrain.data.conditioning_file import prompt_files
 from zerotrain.data.files import DatasetFiles
 from zerotrain.data.folder import incomplete
+from zerotrain.data.source_list import naming, open_part
 from zerotrain.data.text import hub_id
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.conditioning import check_conditioning, read_conditioning
@@ -30,7 +32,7 @@ def check_data(run: RunConfig) -> list[PipelineError]:
 
 def _check_files(run: RunConfig) -> list[PipelineError]:
     """List what is missing from a run's data, except where it is as it was when it was prepared."""
-    if run.data.source == "folder":
+    if run.data.has_image_files:
         with suppress(PipelineError):
             if DatasetFiles(run.data, DataFolder(run.data_name).path).are_unchanged():
                 return []
@@ -69,14 +71,25 @@ def _problems(data: str) -> tuple[PipelineError, ...]:
 def _check(data: DataConfig) -> None:
     if data.is_text:
         hub_id(data)
-    if data.source != "folder":
+    if not data.has_image_files:
+        return
+    for part in data.sources or ():
+        with naming(part.name):
+            _check_images(part, data.max_bad_samples)
+    if data.sources is None:
+        _check_images(data, data.max_bad_samples)
+
+
+def _check_images(data: ImageSourceConfig, most_bad: int) -> None:
+    if data.source in SHARDS:
+        open_part(data).found()  # prepare_dataset counts bad samples
         return
     missing, whole = incomplete(data)
     check_equal_numbers((entry.file, entry.conditioning) for entry in whole)
-    if not missing or (whole and len(missing) <= data.max_bad_samples):
+    if not missing or (whole and len(missing) <= most_bad):
         return
     images = len(missing) + len(whole)
-    allowed = f"{data.max_bad_samples} may be bad" if whole else "none is left"
+    allowed = f"{most_bad} may be bad" if whole else "none is left"
     first = missing[0]
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     if data.is_conditioned:

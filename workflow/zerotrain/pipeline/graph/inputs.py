@@ -38,7 +38,7 @@ class JobInputs:
         """Return the digest of a dataset's images and captions, brought up to date; the files of
         text and of the built-in example."""
         run = self._runs.of(wildcards)
-        if run.data.source != "folder":
+        if not run.data.has_image_files:
             return source_files(run.data)
         files = DatasetFiles(run.data, DataFolder(run.data_name).path)
         # A job on a node is planned from files that were looked at.

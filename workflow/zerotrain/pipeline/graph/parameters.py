@@ -13,6 +13,12 @@ from zerotrain.pipeline.graph.code import KEPT, Code, job_code
 from zerotrain.pipeline.graph.runs import Runs
 
 OfJob = Callable[[Any], Any]
+LAST = (
+    *("conditioning_images", "conditioning_columns", "repeats", "max_pixels", "aspect_buckets"),
+    *("random_flip", "holdout", "max_bad_samples"),
+)
+"""The last keys of `data` among the parameters, as in earlier versions: Snakemake compares the text
+of a parameter, in which the order counts."""
 
 
 class JobParameters:
@@ -59,7 +65,9 @@ class JobParameters:
     def data(self, wildcards: Any) -> dict[str, Any]:
         """Return the values that a dataset is made from, without its name and number of workers."""
         data = self._runs.of(wildcards).data
-        return data.model_dump(mode="json", exclude={"name", "num_workers"})
+        found = data.model_dump(mode="json", exclude={"name", "num_workers"})
+        last = {key: found.pop(key) for key in LAST if key in found}
+        return found | last
 
 
 def option(name: str, input_name: str) -> Callable[[Any, Any], str]:

@@ -14,11 +14,13 @@ from typing import Any
 
 from zerotrain.artifact import MANIFEST, Artifact
 from zerotrain.config.data import DataConfig
+from zerotrain.config.image_source import ImageSourceConfig
 from zerotrain.data import metadata
 from zerotrain.data.conversation import Conversation
 from zerotrain.data.dataset import caption_sha256
 from zerotrain.data.digits import MD5, digits_file
 from zerotrain.data.folder import given_caption
+from zerotrain.data.kohya_folders import folder_caption
 from zerotrain.data.listing import list_images
 from zerotrain.data.open import open_source
 from zerotrain.data.source import DIGITS, Source
@@ -116,11 +118,11 @@ def compare_source(dataset: Artifact, index: ArtifactIndex) -> Node:
         wanted = "made_by.data, which says where samples come from"
         unknown = Finding("unknown", path, wanted, "none that can be read")
         return Node(path, "source", findings=[unknown])
-    path = index.display(Path(data.images or data.path or data.source))
+    path = data.place if data.sources else index.display(Path(data.place))
     if data.source == "digits" and os.path.lexists(index.root / DIGITS):
         path = DIGITS.as_posix()
     try:
-        check = _check_text if data.is_text else _check_images
+        check = _check_text if data.is_text else _check_sources if data.sources else _check_images
         findings, notes = check(dataset.content, data, index)
     except (KeyError, TypeError, AttributeError):
         findings, notes = [Finding("unknown", f"{shown}/manifest.json", "samples", "no list")], []
@@ -139,9 +141,17 @@ def _config(dataset: Artifact, root: Path) -> DataConfig:
             place = root / Path(given[key]).expanduser()
             hub_id = key == "path" and not os.path.exists(place) and not Path(given[key]).suffix
             given[key] = given[key] if hub_id else str(place)
+    if "sources" in given:
+        given["sources"] = [_from_root(entry, root) for entry in given["sources"]]
     if folders := given.get("conditioning_images"):
         given["conditioning_images"] = [str(root / Path(one).expanduser()) for one in folders]
     return DataConfig(**given)
+
+
+def _from_root(entry: dict[str, Any], root: Path) -> dict[str, Any]:
+    """Return the keys of one of several sources; its paths start from the project."""
+    paths = {key: entry[key] for key in ("images", "metadata") if entry.get(key)}
+    return entry | {key: str(root / Path(path).expanduser()) for key, path in paths.items()}
 
 
 def _check_text(
@@ -173,6 +183,29 @@ def _check_text(
     return findings, [f"{path}: {more} rows are not in the dataset"] if more else []
 
 
+def _check_sources(
+    content: dict[str, Any], data: DataConfig, index: ArtifactIndex
+) -> tuple[list[Finding], list[str]]:
+    """Check the samples of each of several sources."""
+    findings, notes = [], []
+    for part in data.sources or ():
+        start = f"{part.name}/"
+        own = {
+            kind: [
+                {**sample, "file": sample["file"].removeprefix(start)}
+                for sample in content.get(kind, ())
+                if sample["file"].startswith(start)
+            ]
+            for kind in ("samples", "bad")
+        }
+        keys = {*ImageSourceConfig.model_fields} - {"name"}
+        alone = DataConfig(**part.model_dump(include=keys))
+        found, noted = _check_images(own, alone, index)
+        findings += found
+        notes += noted
+    return findings, notes
+
+
 def _check_images(
     content: dict[str, Any], data: DataConfig, index: ArtifactIndex
 ) -> tuple[list[Finding], list[str]]:
@@ -180,7 +213,7 @@ def _check_images(
     samples, source = content["samples"], open_source(data)
     if data.source == "digits" and (wrong := _check_digits_file(index)):
         return [wrong], []
-    if data.source == "folder" and not os.path.isdir(str(data.images)):
+    if data.source != "digits" and not os.path.isdir(str(data.images)):
         path = index.display(Path(str(data.images)))
         return [Finding("missing", path, f"a folder of {len(samples)} images", "no folder")], []
 
@@ -259,31 +292,39 @@ def _captions(
     data: DataConfig, source: Source, files: list[str]
 ) -> dict[str, tuple[str, str | None]]:
     """Return the place of each image's caption, and the caption; None if it is missing."""
-    if data.source == "digits":
+    if data.source != "folder":
         known = {found.file: found.caption for found in source.found()}
-        return {file: (f"digits: {file}", known.get(file)) for file in files}
+        return {file: (f"{source.name}: {file}", known.get(file)) for file in files}
     if data.caption_strategy != "textfile":
         what = f"caption_strategy: {data.caption_strategy}"
         return {file: (what, given_caption(data, file)) for file in files}
     root = Path(str(data.images))
-    tables = [Path(data.metadata)] if data.metadata else [root / name for name in metadata.NAMES]
-    for table in tables:
+    try:
+        listed = list_images(data).captions
+    except PipelineError:
+        listed = {}
+    later = () if listed else metadata.LATER_NAMES
+    inside = [root / name for name in (*metadata.NAMES, *later)]
+    for table in [Path(data.metadata)] if data.metadata else inside:
         if data.metadata and not os.path.isfile(table):
             raise PipelineError("nothing", hint="bring the table back")
         if os.path.isfile(table):
             rows = metadata.read_metadata(table, root, {*files})
             known = {row.file: row.caption for row in rows if not row.reason}
             return {file: (f"{table}: {file}", known.get(file)) for file in files}
-    try:
-        listed = list_images(data).captions
-    except PipelineError:
-        listed = {}
-    if not listed and len(files) > 1:
+    if not listed and len(files) > 1 and not data.folder_repeats:
         what = f"no *{data.caption_extension} next to them, nor {' or '.join(metadata.NAMES)}"
         raise PipelineError(what, hint="bring them back")
     stems = {file: os.path.splitext(file)[0] for file in files}
     names = {file: listed.get(stem, stem + data.caption_extension) for file, stem in stems.items()}
-    return {file: (str(root / name), _text(root / name)) for file, name in names.items()}
+    found = {file: (str(root / name), _text(root / name)) for file, name in names.items()}
+    if data.folder_repeats:
+        named = {file for file, (_, caption) in found.items() if caption is None}
+        found |= {
+            file: (str((root / file).parent), folder_caption(root, file, repeats=True))
+            for file in named
+        }
+    return found
 
 
 def _text(path: Path) -> str | None:

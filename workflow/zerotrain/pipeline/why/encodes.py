@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotrain.artifact import read_manifest
-from zerotrain.data.buckets import choose_views
 from zerotrain.data.dataset import Sample, choose_split
+from zerotrain.data.source_views import choose_source_views
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.why.samples import Present, count
 
@@ -105,19 +105,28 @@ def _images(
 ) -> set[Item]:
     """Identify the latents of all samples. The size of a new image is unknown, and needed for none
     of its own: the cache has nothing of it. With `merge_below` it could move others."""
-    known = {one.image_sha256: one for one in former}
-    samples = [known[one.image_sha256] for one in present if one.image_sha256 in known]
-    views = choose_views(samples, size, data.aspect_buckets)
+    # The name of its source decides the resolution of an image.
+    known = {(one.image_sha256, one.source): one for one in former}
+    pairs = [(one, known.get((one.image_sha256, _source_of(one, data)))) for one in present]
+    samples = [sample for _, sample in pairs if sample]
+    views = choose_source_views(samples, size, data.aspect_buckets, data.resolutions)
     cuts = {
-        sample.image_sha256: (view.crop_top_left, view.size[::-1])
+        (sample.image_sha256, sample.source): (view.crop_top_left, view.size[::-1])
         for sample, view in zip(samples, views, strict=True)
     }
     found: set[Item] = set()
-    for sha256 in {one.image_sha256 for one in present}:
-        found.add((sha256, cuts.get(sha256), False))
-        if data.random_flip and choose_split(sha256, data.holdout) == "train":
-            found.add((sha256, cuts.get(sha256), True))
+    for one in present:
+        sha256 = one.image_sha256
+        cut = cuts.get((sha256, _source_of(one, data)))
+        found.add((sha256, cut, False))
+        if data.part_of(one.file).random_flip and choose_split(sha256, data.holdout) == "train":
+            found.add((sha256, cut, True))
     return found
+
+
+def _source_of(one: Present, data: DataConfig) -> str:
+    """Return the name of an image's source, of several."""
+    return one.file.partition("/")[0] if data.sources else ""
 
 
 def _held(index: Index, damaged: Collection[str]) -> tuple[set[Item], set[Item]]:

@@ -6,7 +6,6 @@ its sha256.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -104,7 +103,7 @@ def compare_samples(
     for entry in found:
         one = entry
         if one.reason is None:
-            path = os.path.join(source.name, one.file)
+            path = source.path_of(one.file)
             try:
                 sha256 = SHA256.fullmatch(known.get(path, "")) and known[path]
                 image = sha256 or source.sha256(one.file)

@@ -1,0 +1,169 @@
+"""Datasets of Hugging Face on disk and tar shards of WebDataset, read in place."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow
+import pytest
+from pyarrow import parquet
+from tests.builders.refusals import refused
+from tests.data.conftest import png
+
+from zerotrain.config.data import DataConfig
+from zerotrain.data.dataset import read_dataset
+from zerotrain.data.open import open_source, source_files
+from zerotrain.data.source import Found
+from zerotrain.pipeline.checks.data import check_source
+from zerotrain.pipeline.lineage.index import ArtifactIndex
+from zerotrain.pipeline.lineage.verify import compare_source
+from zerotrain.stages.prepare_dataset import prepare_dataset
+
+COLOURS = ((200, 0, 0), (0, 200, 0), (0, 0, 200))
+
+
+def images() -> list[dict[str, Any]]:
+    return [{"bytes": png(colour), "path": None} for colour in COLOURS]
+
+
+def save(folder: Path, **columns: list[Any]) -> None:
+    kinds = {"image": datasets.Image()}
+    made = datasets.Dataset.from_dict({"image": images(), **columns})
+    made.cast_column("image", kinds["image"]).save_to_disk(str(folder))
+
+
+def add(tar: tarfile.TarFile, name: str, content: bytes = b"", **kind: Any) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    for key, value in kind.items():
+        setattr(info, key, value)
+    tar.addfile(info, io.BytesIO(content))
+
+
+def write_shards(folder: Path, shards: Mapping[str, Mapping[str, bytes]]) -> Path:
+    folder.mkdir()
+    for shard, members in shards.items():
+        with tarfile.open(folder / shard, "w") as tar:
+            for name, content in members.items():
+                add(tar, name, content)
+    return folder
+
+
+def list_found(images: Path, source: str, **options: Any) -> dict[str, Found]:
+    data = DataConfig(images=str(images), source=source, **options)  # type: ignore[arg-type]
+    return {entry.file: entry for entry in open_source(data).found()}
+
+
+def prepared(tmp_path: Path, images: Path, source: str) -> list[tuple[str, str, tuple[int, int]]]:
+    """Name, caption and size of each sample; a trace of them finds nothing."""
+    data = DataConfig(images=str(images), source=source)  # type: ignore[arg-type]
+    assert check_source(data) == []
+    prepare_dataset(data, tmp_path / "dataset")
+    dataset = read_dataset(tmp_path / "dataset")
+    assert compare_source(dataset.artifact, ArtifactIndex(tmp_path)).findings == []
+    opened = open_source(data)
+    for sample, colour in zip(dataset.samples, COLOURS, strict=False):
+        assert opened.image_of(sample.file, sample.image_sha256).getpixel((0, 0)) == colour
+    return [(one.file, one.caption, one.original_size) for one in dataset.samples]
+
+
+def test_a_saved_dataset_is_prepared_as_it_is(tmp_path):
+    """Its own bytes are hashed and decoded, not those that the library would make of them."""
+    save(tmp_path / "saved", caption=["a", "b", "c"])
+    assert prepared(tmp_path, tmp_path / "saved", "huggingface") == [
+        (f"0000000{row}", "abc"[row], (12, 10)) for row in range(3)
+    ]
+    [first, *_] = source_files(DataConfig(images=str(tmp_path / "saved"), source="huggingface"))
+    assert first.endswith(".arrow")
+
+
+def test_parquet_shards_are_one_dataset(tmp_path, monkeypatch):
+    """With the hub's Image column, or with bytes in a structure."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "library")
+    (tmp_path / "shards").mkdir()
+    for shard, rows in enumerate((slice(0, 2), slice(2, 3))):
+        table = pyarrow.table({"picture": images()[rows], "text": ["a", "b", "c"][rows]})
+        parquet.write_table(table, tmp_path / f"shards/train-0000{shard}-of-00002.parquet")
+    found = prepared(tmp_path, tmp_path / "shards", "huggingface")
+    assert [caption for _, caption, _ in found] == ["a", "b", "c"]
+
+
+def test_columns_of_a_saved_dataset_are_named(tmp_path):
+    folder = tmp_path / "saved"
+    save(folder, told=["a", " ", None], other=images())
+    data = {"image_column": "image", "caption_column": "told"}
+    found = list_found(folder, "huggingface", **data)
+    assert [entry.reason for entry in found.values()] == [
+        None, "told is empty", "told is NoneType, not text",
+    ]  # fmt: skip
+    said = refused(list_found, folder, "huggingface").what
+    assert said.startswith(f"data.caption_column: {folder} has no column text or caption or prompt")
+    split = datasets.DatasetDict({"test": datasets.Dataset.from_dict({"text": ["a"]})})
+    split.save_to_disk(str(tmp_path / "splits"))
+    error = refused(list_found, tmp_path / "splits", "huggingface")
+    assert error.hint == f"name the folder of one: {tmp_path / 'splits' / 'test'}"
+
+
+def test_tar_shards_are_prepared_as_they_are(tmp_path):
+    """A caption is a .txt, or in a .json; a name ends at its first dot."""
+    red, green, blue = map(png, COLOURS)
+    caption = json.dumps({"caption": "c", "score": 1}).encode()
+    shards = {
+        "train-000.tar": {"a.png": red, "a.txt": b" a ", "a.cls": b"1", "b.x.png": green,
+                          "b.json": json.dumps({"prompt": "b"}).encode()},
+        "train-001.tar": {"more/a.png": blue, "more/a.json": caption},
+    }  # fmt: skip
+    folder = write_shards(tmp_path / "shards", shards)
+    assert prepared(tmp_path, folder, "webdataset") == [
+        ("train-000/a.png", "a", (12, 10)),
+        ("train-000/b.x.png", "b", (12, 10)),
+        ("train-001/more/a.png", "c", (12, 10)),
+    ]
+    source = open_source(DataConfig(images=str(folder), source="webdataset"))
+    source.found()
+    assert source.notes == [f"1 other members in {folder}, such as train-000/a.cls, are not read"]
+    assert source_files(DataConfig(images=str(folder), source="webdataset")) == [
+        str(folder / name) for name in shards
+    ]
+
+
+def test_members_that_are_no_plain_files_are_bad(tmp_path):
+    """Links, names that leave the shard, captions without an image, images without a caption."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    with tarfile.open(folder / "t.tar", "w") as tar:
+        add(tar, "link.png", type=tarfile.SYMTYPE, linkname="/etc/passwd")
+        add(tar, "hard.png", type=tarfile.LNKTYPE, linkname="a.png")
+        add(tar, "/root.png", png())
+        add(tar, "../up.png", png())
+        add(tar, "alone.txt", b"x")
+        add(tar, "mute.png", png())
+        add(tar, "list.png", png())
+        add(tar, "list.json", b'{"text": ["a", "b"]}')
+    found = list_found(folder, "webdataset")
+    assert {file.removeprefix("t/"): entry.reason for file, entry in found.items()} == {
+        "link.png": "a link, to /etc/passwd",
+        "hard.png": "a link, to a.png",
+        "/root.png": "its name leaves the shard",
+        "../up.png": "its name leaves the shard",
+        "alone.txt": "a caption with no image of its name in its shard",
+        "mute.png": "no caption: no t/mute.txt or .json in its shard",
+        "list.png": "t/list.json: text is list, not text",
+    }
+    (folder / "t.tar").write_bytes(b"not a tar")
+    assert "write an uncompressed .tar" in refused(list_found, folder, "webdataset").hint
+
+
+def test_keys_of_folders_mean_nothing_to_shards():
+    with pytest.raises(ValueError, match="caption_extension means nothing to source: webdataset"):
+        DataConfig(images="x", source="webdataset", caption_extension=".caption")
+    with pytest.raises(ValueError, match="caption_column means nothing to source: folder"):
+        DataConfig(images="x", caption_column="text")
+    with pytest.raises(ValueError, match="source: huggingface needs `images`"):
+        DataConfig(source="huggingface")

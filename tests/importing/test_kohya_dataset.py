@@ -1,0 +1,138 @@
+"""kohya's dataset configuration becomes the section `data`, and is trained from as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.builders.caching import encode_pixels
+from tests.builders.images import write_pictures
+from tests.builders.refusals import refused
+from tests.builders.runs import make_run
+
+from zerotrain.config.read import parse_config
+from zerotrain.data.dataset import read_dataset
+from zerotrain.importers.imported_config import ImportedConfig
+from zerotrain.importers.kohya_dataset import bucket_sizes
+from zerotrain.importers.reading import import_file
+from zerotrain.importers.write import config_text
+
+TOML = """
+[general]
+caption_extension = ".txt"
+keep_tokens = 1
+batch_size = 2
+
+[[datasets]]
+resolution = 32
+  [[datasets.subsets]]
+  image_dir = "train/10_sks dog"
+  class_tokens = "sks dog"
+  num_repeats = 10
+  flip_aug = true
+
+[[datasets]]
+resolution = [16, 16]
+  [[datasets.subsets]]
+  image_dir = "reg/1_dog"
+  class_tokens = "dog"
+  is_reg = true
+"""
+
+
+@pytest.fixture
+def toml(place: Path) -> Path:
+    """Two folders: the first with caption files, the other without."""
+    for folder in ("train", "reg"):
+        (place / folder).mkdir()
+    write_pictures(place / "train/10_sks dog", ["a dog, grass"], count=2)
+    write_pictures(place / "reg/1_dog", ["x"], count=1)
+    (place / "reg/1_dog/0.txt").unlink()
+    (place / "dataset.toml").write_text(TOML)
+    return Path("dataset.toml")
+
+
+def read(toml: Path, *edits: tuple[str, str]) -> ImportedConfig:
+    text = TOML
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    toml.write_text(text)
+    return import_file(toml)
+
+
+def test_a_kohya_toml_is_cached_from_as_it_is(toml, tmp_path):
+    """Every key of two datasets: folders, captions, repeats, flips, regularisation, sizes."""
+    nested = read(toml).nested()
+    assert nested["data"]["sources"] == [
+        {"name": "10_sks-dog", "images": "train/10_sks dog", "repeats": 10, "random_flip": True,
+         "caption_extension": ".txt"},
+        {"name": "1_dog", "images": "reg/1_dog", "is_regularisation_data": True,
+         "instance_prompt": "dog", "caption_strategy": "instanceprompt", "resolution": 16},
+    ]  # fmt: skip
+    assert nested["train"] == {"resolution": 32, "global_batch_size": 2}
+    run = make_run(family="qwen_image", vae="identity", **nested)
+    cache = encode_pixels(parse_config(run, "imported"), 32, tmp_path / "made")
+    samples = read_dataset(tmp_path / "made/dataset").samples
+    assert [(one.file, one.caption, one.repeats) for one in samples] == [
+        ("10_sks-dog/0.png", "a dog, grass", 10),
+        ("10_sks-dog/1.png", "a dog, grass", 10),
+        ("1_dog/0.png", "dog", 1),
+    ]
+    assert [(one.target_size, one.is_regularisation_data) for one in cache.entries] == [
+        ((32, 32), False), ((32, 32), False), ((16, 16), True),
+    ]  # fmt: skip
+
+
+def test_the_written_file_is_what_was_read(toml, tmp_path):
+    """A list of sources with comments is YAML."""
+    import yaml
+
+    found = read(toml)
+    assert yaml.safe_load(config_text(found)) == found.nested()
+
+
+def test_one_subset_is_no_list(toml):
+    one = TOML.partition("[[datasets]]\nresolution = [16")[0]
+    toml.write_text(one.replace("resolution = 32", "resolution = 512\nenable_bucket = true"))
+    data = import_file(toml).nested()["data"]
+    sizes = data["aspect_buckets"].pop("sizes")
+    assert data == {
+        "images": "train/10_sks dog", "repeats": 10, "random_flip": True,
+        "caption_extension": ".txt", "aspect_buckets": {"alignment": 64},
+    }  # fmt: skip
+    assert sizes == bucket_sizes(512, 256, 1024, 64)
+
+
+def test_buckets_are_those_of_kohyas_scripts():
+    """make_bucket_resolutions((512, 512)) of sd-scripts, by its page of numbers."""
+    assert bucket_sizes(512, 256, 1024, 64) == [
+        [256, 832], [256, 896], [256, 960], [256, 1024], [320, 704], [320, 768], [384, 640],
+        [448, 576], [512, 512], [576, 448], [640, 384], [704, 320], [768, 320], [832, 256],
+        [896, 256], [960, 256], [1024, 256],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (("keep_tokens = 1", "shuffle_caption = true"), "shuffle_caption: True cannot be honoured"),
+        (("keep_tokens = 1", "keep_token = 1"), "did you mean keep_tokens"),
+        (("resolution = [16, 16]", "resolution = [16, 24]"), "16x24 is no square"),
+        (("resolution = 32", "enable_bucket = true\nresolution = 32"), "some datasets only"),
+        (("is_reg = true", "batch_size = 4"), "batch_size is 2, 4 in different datasets"),
+        (('image_dir = "reg/1_dog"', ""), "image_dir is missing in a subset"),
+        (("[general]", "[generl]"), "generl: neither [general] nor [[datasets]]"),
+    ],
+)
+def test_what_would_be_another_training_is_refused(toml, edit, message):
+    assert message in str(refused(read, toml, edit))
+
+
+def test_class_tokens_of_some_images_are_refused(toml):
+    """Which images would get them is said."""
+    Path("train/10_sks dog/1.txt").unlink()
+    said = refused(read, toml).what
+    assert said.startswith(
+        "class_tokens: 1 of 2 images in train/10_sks dog have no .txt file, such as 1.png"
+    )

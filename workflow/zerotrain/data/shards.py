@@ -1,0 +1,293 @@
+"""Images in few large files: a dataset of Hugging Face on disk, or tar shards of WebDataset.
+
+Both are read in place: an image by its row, or by its offset in the tar.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from abc import abstractmethod
+from collections.abc import Iterator
+from errno import ENOENT
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zerotrain.data.listing import EXTENSIONS, check_usable_path, root_of
+from zerotrain.data.source import Found, Source
+from zerotrain.data.table import printable
+from zerotrain.errors import PipelineError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from zerotrain.config.image_source import ImageSourceConfig
+
+CAPTIONS = ("text", "caption", "prompt")
+"""Columns of captions, in the order in which they are looked for."""
+
+
+class Shards(Source):
+    """Images in the files of a folder.
+
+    Args:
+        data: The keys of the source.
+    """
+
+    pixel_modules = ("zerotrain.data.decode",)
+
+    def __init__(self, data: ImageSourceConfig) -> None:
+        self.data = data
+        self.root = root_of(data)
+        self.name = str(self.root)
+        self.notes = []
+
+    def found(self) -> list[Found]:
+        """List all images with their captions, in the order of their names."""
+        prompt = self.data.instance_prompt
+        found = [
+            Found(one.file, prompt) if prompt is not None and one.reason is None else one
+            for one in self._listed()
+        ]
+        if not found:
+            raise PipelineError(f"data.images: {self.root}: no image in it", hint="name another")
+        return sorted(found, key=lambda entry: entry.file)
+
+    @abstractmethod
+    def _listed(self) -> Iterator[Found]:
+        """List the images."""
+
+    def decode(self, data: bytes) -> Image:
+        """Decode an image to upright RGB."""
+        from zerotrain.data.decode import decode
+
+        return decode(data)
+
+
+class HuggingFaceSource(Shards):
+    """A dataset that save_to_disk wrote, or Parquet files with a column of images.
+
+    Images are named by their row, as `00000012`.
+    """
+
+    def _listed(self) -> Iterator[Found]:
+        table = self._table
+        if self.data.instance_prompt is not None:
+            yield from (Found(f"{row:08d}") for row in range(len(table)))
+            return
+        column = self.data.caption_column or next(
+            (name for name in CAPTIONS if name in table.features), None
+        )
+        if column is None or column not in table.features:
+            raise PipelineError(
+                f"data.caption_column: {self.root} has no column "
+                f"{column or ' or '.join(CAPTIONS)}; it has {', '.join(table.features)}",
+                hint="name the column that has captions, or set caption_strategy: instanceprompt",
+            )
+        for row, caption in enumerate(table.select_columns([column])[column]):
+            yield _captioned(f"{row:08d}", caption, column)
+
+    def read(self, file: str) -> bytes:
+        """Read the bytes of the image in a row."""
+        if not file.isdecimal() or int(file) >= len(self._table):
+            raise FileNotFoundError(ENOENT, "no such row", file)
+        found = self._table[int(file)][self._column]
+        if not isinstance(found, dict) or found.get("bytes") is None:
+            raise FileNotFoundError(ENOENT, "the dataset has the path of the image only", file)
+        return bytes(found["bytes"])
+
+    @cached_property
+    def _column(self) -> str:
+        features: dict[str, Any] = self._table.features
+        images = [name for name, kind in features.items() if _holds_images(kind)]
+        if self.data.image_column:
+            images = [name for name in images if name == self.data.image_column]
+        if len(images) != 1:
+            raise PipelineError(
+                f"data.image_column: {self.root} has {len(images)} such columns of images; it has "
+                f"{', '.join(features)}",
+                hint="name the one column that is trained on",
+            )
+        return images[0]
+
+    @cached_property
+    def _table(self) -> Any:
+        import datasets
+
+        files = [str(path) for path in sorted(self.root.rglob("*.parquet"))]
+        try:
+            if files:
+                found = datasets.load_dataset("parquet", data_files=files, split="train")
+            else:
+                found = datasets.load_from_disk(str(self.root))
+        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            raise PipelineError(
+                f"data.images: {self.root}: {' '.join(str(error).split())}",
+                hint="name a folder that save_to_disk wrote, or one of .parquet files",
+            ) from error
+        if isinstance(found, datasets.DatasetDict):
+            raise PipelineError(
+                f"data.images: {self.root} has the splits {', '.join(found)}",
+                hint=f"name the folder of one: {self.root / next(iter(found))}",
+            )
+        # Pillow would decode formats that are refused here, with its own errors.
+        for name, kind in found.features.items():
+            if isinstance(kind, datasets.Image):
+                found = found.cast_column(name, datasets.Image(decode=False))
+        return found
+
+
+def _holds_images(kind: Any) -> bool:
+    import datasets
+
+    return isinstance(kind, datasets.Image) or (isinstance(kind, dict) and "bytes" in kind)
+
+
+class _Member(NamedTuple):
+    """The place of a file in a shard."""
+
+    shard: Path
+    offset: int
+    size: int
+
+
+class WebDatasetSource(Shards):
+    """Tar files whose members of one name are a sample: NAME.jpg with NAME.txt or NAME.json.
+
+    Images are named `<shard>/<member>`, where the shard has no extension.
+    """
+
+    def _listed(self) -> Iterator[Found]:
+        images, texts, bad, others = self._members
+        yield from bad
+        stems = {*map(_stem, images)}
+        for file in texts:
+            if _stem(file) not in stems:
+                yield Found(file, reason="a caption with no image of its name in its shard")
+        self.notes = []
+        if others:
+            said = f"{len(others)} other members in {self.root}, such as {others[0]}, are not read"
+            self.notes = [said]
+        for file in images:
+            stem = _stem(file)
+            kinds = [one for one in (f"{stem}.txt", f"{stem}.json") if one in texts]
+            if self.data.instance_prompt is not None:
+                yield Found(file)
+            elif not kinds:
+                yield Found(file, reason=f"no caption: no {stem}.txt or .json in its shard")
+            else:
+                yield self._captioned(file, kinds[0], texts[kinds[0]])
+
+    def read(self, file: str) -> bytes:
+        """Read the bytes of an image from its shard."""
+        if file not in self._members[0]:
+            raise FileNotFoundError(ENOENT, "no such file in the shards", file)
+        return _read(self._members[0][file])
+
+    def _captioned(self, image: str, file: str, member: _Member) -> Found:
+        try:
+            text = _read(member).decode("utf-8-sig")
+            if file.endswith(".txt"):
+                return _captioned(image, text.strip(), file)
+            found = json.loads(text)
+        except ValueError as error:
+            return Found(image, reason=f"caption {file}: {error}")
+        named = found if isinstance(found, dict) else {}
+        asked = (self.data.caption_column,) if self.data.caption_column else CAPTIONS
+        column = next((name for name in asked if name in named), None)
+        if column is None:
+            return Found(image, reason=f"caption {file} has no {' or '.join(asked)}")
+        return _captioned(image, named[column], f"{file}: {column}")
+
+    @cached_property
+    def _members(self) -> tuple[dict[str, _Member], dict[str, _Member], list[Found], list[str]]:
+        """Find images, captions, bad and other members of all shards, reading only headers."""
+        images: dict[str, _Member] = {}
+        texts: dict[str, _Member] = {}
+        bad: list[Found] = []
+        others: list[str] = []
+        for shard in sorted(self.root.rglob("*.tar")):
+            start = shard.relative_to(self.root).with_suffix("").as_posix()
+            try:
+                with tarfile.open(shard, "r:") as opened:
+                    members = opened.getmembers()
+            except (OSError, tarfile.TarError) as error:
+                raise PipelineError(
+                    f"data.images: {shard}: {error}", hint="write an uncompressed .tar"
+                ) from error
+            for member in members:
+                if member.isdir():
+                    continue
+                file = f"{start}/{printable(member.name)}"
+                if reason := _refused(member):
+                    bad.append(Found(file, reason=reason))
+                elif file.lower().endswith(EXTENSIONS):
+                    images[file] = _Member(shard, member.offset_data, member.size)
+                elif file.endswith((".txt", ".json")):
+                    texts[file] = _Member(shard, member.offset_data, member.size)
+                else:
+                    others.append(file)
+        return images, texts, bad, others
+
+
+def _refused(member: tarfile.TarInfo) -> str | None:
+    if member.issym() or member.islnk():
+        return f"a link, to {printable(member.linkname)}"
+    if not member.isreg() or member.issparse():
+        return "no plain file"
+    if member.name.startswith("/") or ".." in member.name.split("/"):
+        return "its name leaves the shard"
+    return None if printable(member.name) == member.name else "its name is not UTF-8"
+
+
+def _stem(file: str) -> str:
+    """Return a sample's name: WebDataset takes the first dot of a file's name for its end."""
+    folder, _, name = file.rpartition("/")
+    return f"{folder}/{name.partition('.')[0]}"
+
+
+def _read(member: _Member) -> bytes:
+    with member.shard.open("rb") as stream:
+        stream.seek(member.offset)
+        found = stream.read(member.size)
+    if len(found) < member.size:
+        raise OSError(0, f"{member.shard} is shorter than its headers say")
+    return found
+
+
+def _captioned(file: str, caption: object, where: str) -> Found:
+    if not isinstance(caption, str):
+        return Found(file, reason=f"{where} is {type(caption).__name__}, not text")
+    if not caption.strip():
+        return Found(file, reason=f"{where} is empty")
+    if printable(caption) != caption:
+        return Found(file, reason=f"{where} is not valid Unicode")
+    return Found(file, caption.strip())
+
+
+def shard_files(data: ImageSourceConfig) -> list[str]:
+    """List the files of the folder, sorted; see open.source_files.
+
+    Raises:
+        PipelineError: the folder is missing, or has none.
+    """
+    root = root_of(data)
+    check_usable_path(root, "data.images")
+    ends = (".tar",) if data.source == "webdataset" else (".arrow", ".json", ".parquet")
+    found = sorted(
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(root)
+        for name in names
+        if name.endswith(ends)
+    )
+    if not found:
+        kinds = " or ".join(ends)
+        raise PipelineError(
+            f"data.images: {root}: no such folder, or no {kinds} in it",
+            hint=f"source: {data.source} reads such files",
+        )
+    for path in found:
+        check_usable_path(Path(path), "data.images")
+    return found

@@ -1,0 +1,99 @@
+"""Several sources of images as one, whose files are named `<name of the source>/<file>`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from zerotrain.config.image_source import SHARDS
+from zerotrain.data.folder import FolderSource, folder_files
+from zerotrain.data.source import Found, Source
+from zerotrain.errors import PipelineError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from zerotrain.config.image_source import ImageSourceConfig, SourceConfig
+
+
+class SourceList(Source):
+    """The images of data.sources, identified by the bytes of their files.
+
+    Args:
+        sources: The entries of data.sources.
+    """
+
+    name = "data.sources"
+
+    def __init__(self, sources: Sequence[SourceConfig]) -> None:
+        self.parts: dict[str, Source] = {one.name: open_part(one) for one in sources}
+        modules = dict.fromkeys(m for one in self.parts.values() for m in one.pixel_modules)
+        self.pixel_modules = tuple(modules)
+        self.notes = []
+
+    def found(self) -> list[Found]:
+        """List the entries of all sources, sorted by file."""
+        entries = []
+        self.notes = []
+        for name, part in self.parts.items():
+            with naming(name):
+                entries += [replace(one, file=f"{name}/{one.file}") for one in part.found()]
+            self.notes += [f"source {name}: {note}" for note in part.notes]
+        return sorted(entries, key=lambda entry: (entry.file, entry.reason or ""))
+
+    def read(self, file: str) -> bytes:
+        """Read the bytes of an image."""
+        name, _, inner = file.partition("/")
+        return self.parts[name].read(inner)
+
+    def path_of(self, file: str) -> str:
+        """Return the path of an image."""
+        name, _, inner = file.partition("/")
+        return self.parts[name].path_of(inner)
+
+    def decode(self, data: bytes) -> Image:
+        """Decode an image to upright RGB, as every source does."""
+        from zerotrain.data.decode import decode
+
+        return decode(data)
+
+
+def open_part(source: ImageSourceConfig) -> Source:
+    """Open a single source of images."""
+    if source.source not in SHARDS:
+        return FolderSource(source)
+    from zerotrain.data.shards import HuggingFaceSource, WebDatasetSource
+
+    kinds = {"huggingface": HuggingFaceSource, "webdataset": WebDatasetSource}
+    return kinds[source.source](source)
+
+
+def files_of_part(source: ImageSourceConfig) -> list[str]:
+    """List the files of a single source of images; see open.source_files."""
+    if source.source not in SHARDS:
+        return folder_files(source)
+    from zerotrain.data.shards import shard_files
+
+    return shard_files(source)
+
+
+def files_of_sources(sources: Sequence[SourceConfig]) -> list[str]:
+    """List the files of all sources, sorted and each once; see open.source_files."""
+    files: set[str] = set()
+    for source in sources:
+        with naming(source.name):
+            files |= {*files_of_part(source)}
+    return sorted(files)
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Name the source in an error about one of its keys: `data.sources.NAME.KEY`."""
+    try:
+        yield
+    except PipelineError as error:
+        what = error.what.removeprefix("data.")
+        joint = "." if what != error.what else ": "
+        raise PipelineError(f"data.sources.{name}{joint}{what}", hint=error.hint) from error

@@ -1,0 +1,232 @@
+"""The dataset configuration of kohya's sd-scripts (TOML) as the section `data`.
+
+Source: docs/config_README-en.md, library/config_util.py and library/model_util.py
+(make_bucket_resolutions) of sd-scripts. A value of a subset goes before one of its dataset, and
+this before one of [general].
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerotrain.config.image_source import ImageSourceConfig
+from zerotrain.data.listing import list_images
+from zerotrain.errors import PipelineError
+from zerotrain.importers.image_sources import put_resolutions, source_names, source_prefixes
+from zerotrain.importers.imported_config import ImportedConfig
+from zerotrain.importers.key_values import read_keys
+from zerotrain.importers.keys import KOHYA_DATASET
+
+BUCKETS = ("bucket_reso_steps", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale")
+FIRST_LINE = "a caption file of several lines is one caption here; kohya's scripts read the first"
+REGULARISATION = (
+    "kohya's scripts repeat regularisation images until they are as many as the others: here "
+    "`repeats` of the source says how often"
+)
+
+
+@dataclass(frozen=True)
+class _Subset:
+    """A folder, with the keys of its dataset and of [general]."""
+
+    values: dict[str, Any]
+
+    def get(self, name: str) -> Any:
+        """Return the value of a key, or kohya's default."""
+        return self.values.get(name, KOHYA_DATASET[name].default)
+
+
+def read_kohya_dataset(path: Path, result: ImportedConfig) -> None:
+    """Read a dataset configuration.
+
+    Raises:
+        PipelineError: it is not one, or its keys cannot be honoured.
+    """
+    subsets = _read_subsets(path, result)
+    several = len(subsets) > 1 or bool(subsets[0].get("is_reg"))
+    names = source_names([str(one.values.get("image_dir", "")) for one in subsets])
+    prefixes = source_prefixes(names, several=several, result=result)
+    for subset, prefix in zip(subsets, prefixes, strict=True):
+        result.attempt(_put_images, subset, prefix, result)
+        result.attempt(_put_captions, subset, prefix, result)
+    with result.collect():
+        sides = [_side(subset) for subset in subsets]
+        put_resolutions("resolution", sides, prefixes, result)
+        _put_buckets(subsets, result)
+    with result.collect():
+        _put_common(subsets, result)
+
+
+def _read_subsets(path: Path, result: ImportedConfig) -> list[_Subset]:
+    try:
+        found = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise PipelineError(
+            f"{path}: cannot be read: {error.strerror}", hint="name a file that is there"
+        ) from error
+    except ValueError as error:
+        raise PipelineError(f"{path}: not valid TOML: {error}", hint="check it there") from error
+    datasets = found.pop("datasets", [])
+    general = _keys(found.pop("general", {}), f"{path}: general", result)
+    if found:
+        raise PipelineError(
+            f"{path}: {min(found)}: neither [general] nor [[datasets]]",
+            hint="give kohya's dataset configuration (--dataset_config)",
+        )
+    subsets = []
+    for number, dataset in enumerate(datasets):
+        inner = dataset.pop("subsets", [])
+        shared = general | _keys(dataset, f"{path}: datasets.{number}", result)
+        for place, own in enumerate(inner):
+            where = f"{path}: datasets.{number}.subsets.{place}"
+            subsets.append(_Subset(shared | _keys(own, where, result)))
+    if not subsets:
+        raise PipelineError(
+            f"{path}: has no [[datasets.subsets]]", hint="each names a folder: image_dir"
+        )
+    return subsets
+
+
+def _keys(section: Mapping[str, Any], where: str, result: ImportedConfig) -> dict[str, Any]:
+    return read_keys(section, KOHYA_DATASET, where, result)
+
+
+def _put_images(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
+    if "image_dir" not in subset.values:
+        raise PipelineError("image_dir is missing in a subset", hint="name the folder of images")
+    result.keep("image_dir", subset.get("image_dir"), f"{prefix}images")
+    if subset.get("num_repeats") != 1:
+        result.keep("num_repeats", subset.get("num_repeats"), f"{prefix}repeats")
+    if subset.get("flip_aug"):
+        result.keep("flip_aug", True, f"{prefix}random_flip")
+    if subset.get("is_reg"):
+        key = f"{prefix}is_regularisation_data"
+        result.put("changed", "is_reg", True, key, True, REGULARISATION)
+
+
+def _put_captions(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
+    """Set caption files, or `class_tokens` as the caption of a folder without them.
+
+    Raises:
+        PipelineError: class_tokens would be the caption of some images of the folder.
+    """
+    tokens = subset.values.get("class_tokens")
+    extension = str(subset.get("caption_extension"))
+    extension = extension if extension.startswith(".") else f".{extension}"
+    if tokens is not None:
+        folder = str(subset.get("image_dir"))
+        listing = list_images(ImageSourceConfig(images=folder, caption_extension=extension))
+        without = [one for one in listing.images if _stem(one) not in listing.captions]
+        if len(without) == len(listing.images):
+            result.keep("class_tokens", tokens, f"{prefix}instance_prompt")
+            key = f"{prefix}caption_strategy"
+            result.keep(
+                "class_tokens", tokens, key, "instanceprompt", "no image has a caption file"
+            )
+            return
+        if without:
+            raise PipelineError(
+                f"class_tokens: {len(without)} of {len(listing.images)} images in {folder} have no "
+                f"{extension} file, such as {min(without)}, and would get it as their caption",
+                hint=f"write it into their {extension} files",
+            )
+        result.ignore("class_tokens", tokens, "every image has a caption file")
+    if "caption_extension" in subset.values:
+        key = f"{prefix}caption_extension"
+        result.put("changed", "caption_extension", extension, key, extension, FIRST_LINE)
+    else:
+        result.assume(f"{prefix}caption_extension", extension, f"kohya's default; {FIRST_LINE}")
+
+
+def _stem(file: str) -> str:
+    return str(Path(file).with_suffix(""))
+
+
+def _side(subset: _Subset) -> int:
+    """Return the side of the square with a dataset's area, in pixels.
+
+    Raises:
+        PipelineError: it has no resolution, or one that is no square, without buckets.
+    """
+    given = subset.values.get("resolution")
+    width, height = given if isinstance(given, list) and len(given) == 2 else (given, given)
+    if not isinstance(width, int) or not isinstance(height, int):
+        raise PipelineError(
+            f"resolution is {given}", hint="give each dataset a number, or [width, height]"
+        )
+    if width != height and not subset.get("enable_bucket"):
+        raise PipelineError(
+            f"resolution: {width}x{height} is no square",
+            hint="without enable_bucket all images are cut to squares",
+        )
+    return math.isqrt(width * height) // 8 * 8
+
+
+def _put_buckets(subsets: list[_Subset], result: ImportedConfig) -> None:
+    """Set aspect buckets with kohya's own sizes, where all datasets share them."""
+    chosen = {bool(subset.get("enable_bucket")) for subset in subsets}
+    if len(chosen) > 1:
+        raise PipelineError(
+            "enable_bucket is on for some datasets only",
+            hint="let all keep the shape of images (data.aspect_buckets), or none",
+        )
+    random = {bool(subset.get("random_crop")) for subset in subsets}
+    if chosen == {False} and True in random:
+        raise PipelineError(
+            "random_crop: squares are cut from the centre of images", hint="set enable_bucket"
+        )
+    if chosen == {False}:
+        return
+    if len(random) > 1:
+        raise PipelineError("random_crop is on for some datasets only", hint="set it for all")
+    key = "data.aspect_buckets"
+    if random == {True}:
+        result.put("changed", "random_crop", True, f"{key}.crop", "random", "drawn once")
+    shared = {(_side(one), *(one.get(name) for name in BUCKETS)) for one in subsets}
+    side, step, least, most, _ = min(shared)
+    if any(one[1] != step for one in shared):
+        raise PipelineError("bucket_reso_steps differs between datasets", hint="give them one")
+    result.keep("bucket_reso_steps", step, f"{key}.alignment")
+    if all(one[4] for one in shared):
+        reason = "sizes are computed in another way; smaller images get a smaller bucket"
+        result.put("changed", "bucket_no_upscale", True, f"{key}.max_upscale", 1, reason)
+    elif len(shared) == 1:
+        sizes = bucket_sizes(side, least, most, step)
+        result.keep("enable_bucket", True, f"{key}.sizes", sizes, "the sizes of kohya's scripts")
+    else:
+        reason = "the datasets have different sizes, which are computed in another way here"
+        result.note("changed", "enable_bucket", True, reason, key)
+
+
+def bucket_sizes(side: int, least: int, most: int, step: int) -> list[list[int]]:
+    """List the sizes of kohya's make_bucket_resolutions, as [width, height]."""
+    least, most = least // step * step, -(-most // step) * step
+    own = side // step * step
+    found = {(own, own)}
+    for width in range(least, most + 1, step):
+        height = min(most, side * side // width // step * step)
+        if height >= least:
+            found |= {(width, height), (height, width)}
+    return [list(size) for size in sorted(found)]
+
+
+def _put_common(subsets: list[_Subset], result: ImportedConfig) -> None:
+    """Set what all datasets have to share: the batch, and the share of dropped captions."""
+    for name, ours, reason in (
+        ("batch_size", "train.global_batch_size", "of one GPU, without gradient accumulation"),
+        ("caption_dropout_rate", "train.caption_dropout_probability", ""),
+    ):
+        found = {subset.get(name) for subset in subsets}
+        if len(found) > 1:
+            raise PipelineError(
+                f"{name} is {', '.join(map(str, sorted(found)))} in different datasets",
+                hint=f"there is one {ours}: give all one value",
+            )
+        value = found.pop()
+        if any(name in subset.values for subset in subsets):
+            result.put("changed" if reason else "kept", name, value, ours, value, reason)
