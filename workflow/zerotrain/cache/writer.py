@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -176,7 +177,8 @@ def write_series(
 ) -> Written:
     """Write the shards of one series; reuse stored tensors, and encode the rest.
 
-    The bytes depend only on keys, tensors and shard_size. At most one shard is in memory.
+    The bytes depend only on keys, tensors and shard_size. At most two shards are in memory:
+    one is written while the next is encoded.
 
     Args:
         name: LATENTS or TEXT.
@@ -196,11 +198,17 @@ def write_series(
         # Assume that all keys are as large as the first: if so, these shards are final.
         first = next(encoded)
         encoded = chain([first], encoded)
-        for held in _ranges(wanted, dict.fromkeys(wanted, _size(first)), shard_size, name):
-            if stored.shard(held) is None:
-                found = ((k, stored.tensors(k) if k in stored else next(encoded)) for k in held)
-                for tensors in _pieces(found, shard_size):
-                    stored.add(*_write_shard(tensors, folder / PARTIAL, stored.record))
+        final = _ranges(wanted, dict.fromkeys(wanted, _size(first)), shard_size, name)
+        full = (
+            tensors
+            for held in final
+            if stored.shard(held) is None
+            for tensors in _pieces(
+                ((k, stored.tensors(k) if k in stored else next(encoded)) for k in held), shard_size
+            )
+        )
+        for path, sha256 in _write_in_background(full, folder / PARTIAL, stored.record):
+            stored.add(path, sha256)
     if missing and next(encoded, None) is not None:
         raise AssertionError("more was encoded than asked for")
     ranges = _ranges(wanted, {key: stored.size(key) for key in wanted}, shard_size, name)
@@ -259,6 +267,21 @@ def _named(found: Iterable[tuple[str, Tensors]]) -> Tensors:
 def _size(tensors: Tensors) -> int:
     """Return the bytes of a key in a shard, including its share of the header."""
     return sum(tensor.nbytes + HEADER_BYTES for tensor in tensors.values())
+
+
+def _write_in_background(
+    shards: Iterable[Tensors], partial: Path, record: Record | None
+) -> Iterator[tuple[Path, str]]:
+    """Write each shard while the next one is encoded; an error of `shards` loses no full one."""
+    with ThreadPoolExecutor(1) as pool:
+        before: Future[tuple[Path, str]] | None = None
+        for tensors in shards:
+            now = pool.submit(_write_shard, tensors, partial, record)
+            if before is not None:
+                yield before.result()
+            before = now
+        if before is not None:
+            yield before.result()
 
 
 def _write_shard(tensors: Tensors, partial: Path, record: Record | None) -> tuple[Path, str]:

@@ -43,7 +43,7 @@ class CacheConfig(Section):
         None,
         ge=1,
         description="Images encoded at a time; other sizes give other last bits. Default: as many "
-        "as 1024 x 1024 pixels hold, at most 32.",
+        "as 1024 x 1024 pixels hold, at most 32; on a GPU as many as half of its memory holds.",
     )
     dtype: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32",
