@@ -9,7 +9,7 @@ folder:
     1, 4       the stage's encoding and shards, with data.num_workers 1 and 4
 
 The autoencoder has SDXL's blocks with fewer channels and drawn weights, and is on the GPU. Without
-a GPU, something else stands in for it that takes no CPU, as a GPU does: it waits, for each image as
+a GPU, its place is taken by an encoder that needs no CPU, as a GPU: it waits, for each image as
 long as one takes to decode. Best is then a ratio of 2. `--encoder autoencoder` computes on the CPU.
 
 Idle is the share of time, from the first batch to the end of the last, in which the encoder does

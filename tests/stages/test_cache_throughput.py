@@ -45,9 +45,9 @@ def test_the_next_batch_is_read_while_one_is_encoded(run, family, monkeypatch):
         return found
 
     def encode(images: torch.Tensor) -> torch.Tensor:
-        begun = len(waited) * 4
-        if begun < 16:  # the next four are read without being asked for
-            waited.append(all(read.acquire(timeout=SECONDS) for _ in range(8 if not begun else 4)))
+        if len(waited) < 4:  # the next four are read without being asked for
+            images_read = 4 if waited else 8
+            waited.append(all(read.acquire(timeout=SECONDS) for _ in range(images_read)))
         return FakeFamily.encode_images(family, images)
 
     monkeypatch.setattr(Encoding, "_pixels", reading)

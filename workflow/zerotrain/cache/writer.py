@@ -24,6 +24,8 @@ from safetensors.torch import save_file
 from zerotrain.artifact import file_sha256, link_or_copy
 from zerotrain.cache.layout import (
     INDEX,
+    WHOLE,
+    KeyRange,
     Series,
     Shard,
     key_of,
@@ -174,6 +176,7 @@ def write_series(
     *,
     folder: Path,
     shard_size: int,
+    only: KeyRange = WHOLE,
 ) -> Written:
     """Write the shards of one series; reuse stored tensors, and encode the rest.
 
@@ -187,18 +190,23 @@ def write_series(
         stored: The content that need not be encoded; written shards are added to it.
         folder: The cache folder; finished shards wait in its `partial/`.
         shard_size: Maximum size of a shard in bytes.
+        only: The range whose keys are encoded and written, into the same shards as without it.
 
     Raises:
         PipelineError: a shard cannot hold a single key.
     """
     wanted = sorted(set(keys))
-    missing = [key for key in wanted if key not in stored]
+    own = [key for key in wanted if only.holds(key)]
+    if not own:
+        return Written(Series(only.count, (), ()), {}, 0, 0)
+    missing = [key for key in own if key not in stored]
     encoded = encode(missing)
     if missing:
         # Assume that all keys are as large as the first: if so, these shards are final.
         first = next(encoded)
         encoded = chain([first], encoded)
-        final = _ranges(wanted, dict.fromkeys(wanted, _size(first)), shard_size, name)
+        sizes = dict.fromkeys(wanted, _size(first))
+        final = _ranges(wanted, sizes, shard_size, name, only)
         full = (
             tensors
             for held in final
@@ -211,7 +219,8 @@ def write_series(
             stored.add(path, sha256)
     if missing and next(encoded, None) is not None:
         raise AssertionError("more was encoded than asked for")
-    ranges = _ranges(wanted, {key: stored.size(key) for key in wanted}, shard_size, name)
+    sizes = dict.fromkeys(wanted, stored.size(own[0])) | {key: stored.size(key) for key in own}
+    ranges = _ranges(wanted, sizes, shard_size, name, only)
     shards, paths = [], {}
     for number, held in enumerate(ranges):
         if not held:
@@ -222,26 +231,27 @@ def write_series(
         file = shard_file(name, number, len(ranges))
         shards.append(Shard(file, sha256))
         paths[file] = path
-    series = Series(len(ranges), tuple(sorted(stored.tensors(wanted[0]))), tuple(shards))
-    return Written(series, paths, len(wanted), len(missing))
+    series = Series(len(ranges), tuple(sorted(stored.tensors(own[0]))), tuple(shards))
+    return Written(series, paths, len(own), len(missing))
 
 
 def _ranges(
-    keys: Sequence[str], sizes: Mapping[str, int], limit: int, name: str
+    keys: Sequence[str], sizes: Mapping[str, int], limit: int, name: str, only: KeyRange
 ) -> list[list[str]]:
-    """Split sorted keys into the fewest equal ranges, a power of two, none above the limit."""
+    """Split sorted keys into the fewest equal ranges, a power of two, none above the limit; of
+    these only those inside `only` keep their keys."""
     if (largest := max(sizes.values())) > limit:
         raise PipelineError(
             f"cache.shard_size: {limit} bytes cannot hold one sample's {name}, {largest} bytes",
             hint="raise cache.shard_size; 268435456 (256 MB) is the default",
         )
-    count = 1
+    count = only.count
     while True:
         ranges: list[list[str]] = [[] for _ in range(count)]
         for key in keys:
             ranges[shard_number(key, count)].append(key)
         if max(sum(sizes[key] for key in held) for held in ranges) <= limit:
-            return ranges
+            return [[key for key in held if only.holds(key)] for held in ranges]
         count *= 2
 
 

@@ -33,6 +33,12 @@ from zerotrain.config.validation import ValidationConfig
 from zerotrain.errors import PipelineError
 
 
+def _power_of_two(value: int) -> int:
+    if value & (value - 1):
+        raise ValueError("must be a power of two, as the number of files")
+    return value
+
+
 class CacheConfig(Section):
     """How latents and text embeddings are stored."""
 
@@ -54,6 +60,15 @@ class CacheConfig(Section):
         ge=1,
         description="sd3, qwen_image, flux: tokens of a caption, in sampling too; a longer one is "
         "cut. Default: the pipeline's, at most what the tokenizer takes.",
+    )
+    # Never recorded: any number of jobs gives the same cache.
+    shards: Annotated[Whole, AfterValidator(_power_of_two)] = Field(
+        1,
+        ge=1,
+        le=1024,
+        exclude=True,
+        description="Images: jobs that encode a range of the keys each, on several machines: a "
+        "power of two. See [hpc.md](hpc.md).",
     )
 
 
