@@ -10,6 +10,7 @@ rule cache_latents:
         dataset=f"{DATA}/manifest.json",
         base=INPUTS.cache_base,
         images=INPUTS.validation_images,
+        shards=INPUTS.cache_shards,
     output:
         manifest=f"{DATA}/cache/{{size}}/manifest.json",
     log:
@@ -27,6 +28,7 @@ rule cache_latents:
         **PARAMETERS.settings("cache_latents"),
         code=PARAMETERS.code("cache_latents"),
         config_file=PARAMETERS.config_file,
+        with_shards=options("--shards", "shards"),
     shell:
         """
         zerotrain --log {log:q} cache_latents \
@@ -34,5 +36,5 @@ rule cache_latents:
             --size {wildcards.size:q} \
             --dataset {input.dataset:q} \
             --base {input.base:q} \
-            --output {output.manifest:q}
+            --output {output.manifest:q} {params.with_shards}
         """

@@ -22,7 +22,7 @@ if shutil.which("zerotrain") is None:
     os.environ.update(PATH=here)
 
 from zerotrain.pipeline.graph.inputs import JobInputs
-from zerotrain.pipeline.graph.parameters import JobParameters, option
+from zerotrain.pipeline.graph.parameters import JobParameters, option, options
 from zerotrain.pipeline.graph.resources import JobResources
 from zerotrain.pipeline.graph.runs import Runs, config_file
 from zerotrain.pipeline.terminal.handler import replace_output

@@ -37,6 +37,7 @@ def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 WITHOUT_EFFECT = {
+    "cache.shards": "more jobs give the same cache",
     "data.num_workers": "more threads give the same manifest",
     "train.flux_guidance_value": "another family's key: refused",
     "launch.contiguous_memory_optimization": "always refused: nothing is sharded",
@@ -388,4 +389,5 @@ def test_parameters_of_a_rule_are_what_its_stage_takes(rule):
     stage = getattr(importlib.import_module(f"zerotrain.stages.{rule}"), rule)
     first, *others = inspect.get_annotations(stage).values()
     assert first == SETTINGS[rule].__name__
-    assert {*others} <= {"Path", "Path | None", "list[Path]", "int", "bool", "None"}
+    paths = {"Path", "Path | None", "list[Path]", "Sequence[Path]"}
+    assert {*others} <= {*paths, "KeyRange", "int", "bool", "None"}

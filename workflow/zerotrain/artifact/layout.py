@@ -3,7 +3,8 @@
 config/*.yaml                 one run each, or several under `runs`
 results/<run>/                base, report, imported/state, and a folder for each phase
 results/<run>/<phase>/        launch, progress, checkpoint, weights, state, evaluation
-results/data/<name>/          a dataset; cache/<size>, and a base that several runs share
+results/data/<name>/          a dataset; cache/<size>, and a base that several runs share;
+                              cache_shards/<size>/<range> of a cache that several jobs encode
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def place_in_results(folder: Path) -> tuple[str, ...] | None:
         or (len(place) == 4 and place[2] == ROLLING)
         or (place[0] == DATA and place[2:] in ((), ("base",)))
         or (place[0] == DATA and len(place) == 4 and place[2] == "cache")
+        or (place[0] == DATA and len(place) == 5 and place[2] == "cache_shards")
     )
     return place if known else None
 

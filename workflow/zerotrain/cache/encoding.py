@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
@@ -30,7 +31,7 @@ from zerotrain.data.folder import FolderSource
 from zerotrain.data.open import open_source
 from zerotrain.data.source import Source
 from zerotrain.errors import PipelineError
-from zerotrain.machine.device import device_type
+from zerotrain.machine.device import device_bytes, device_type
 from zerotrain.machine.ordered_pool import in_order
 from zerotrain.machine.progress_bar import progress
 from zerotrain.models.families import ConditionedEncoders, Encoders
@@ -45,7 +46,12 @@ T = TypeVar("T")
 IMAGES_DTYPE = "fp32"
 """Dtype of the autoencoders' computation, on every device."""
 PIXELS_AT_A_TIME = 1024 * 1024
+"""Pixels of a batch on a CPU."""
 MOST_IMAGES_AT_A_TIME = 32
+BYTES_PER_PIXEL = 4096
+"""Memory of a GPU for a pixel of a batch: the encoder's widest layers hold 128 channels of fp32 at
+full size, eight times."""
+LEAST_IMAGES_ON_GPU = 2
 IMAGES_IN_WINDOW = 1024
 """Images that are encoded before their latents are written, in the order of the keys. A window has
 images of every size; at its end, a batch of each size is filled with copies."""
@@ -112,6 +118,7 @@ class Encoding:
         self._captions: dict[str, tuple[str, Sequence[Located]]] = {}
         self._conditioning: dict[str, tuple[str, Sequence[Located]]] = {}
         self._encoders: Encoders | None = None
+        self._gpu_bytes = device_bytes(self.device)
 
     def entry(self, sample: Sample, view: View) -> Entry:
         """Return the entry for the index of a sample, of which the view is encoded."""
@@ -226,20 +233,32 @@ class Encoding:
     def _latents(self, keys: Sequence[str]) -> Iterator[Tensors]:
         size = self._batch_size((self.pixels, self.pixels))
         window = -(-IMAGES_IN_WINDOW // size) * size
-        for held in _batches(keys, window):
-            encoded = self._encoded_images(sorted(held, key=self._view_size))
-            found: dict[str, torch.Tensor] = {}
-            for key in held:
-                while key not in found:
-                    found.update([next(encoded)])
-                yield {LATENTS: found.pop(key)}
+        windows = [*_batches(keys, window)]
+        by_size = [sorted(held, key=self._view_size) for held in windows]
+        # One pool for all windows and sizes: the next batch is decoded while one is encoded.
+        read = in_order(
+            self._pixels,
+            chain.from_iterable(by_size),
+            self.settings.data.num_workers,
+            ahead=max((self._batch_size(one) for one in map(self._view_size, keys)), default=0),
+        )
+        with closing(read) as pixels:
+            for held, chosen in zip(windows, by_size, strict=True):
+                encoded = self._encoded_images(chosen, pixels)
+                found: dict[str, torch.Tensor] = {}
+                for key in held:
+                    while key not in found:
+                        found.update([next(encoded)])
+                    yield {LATENTS: found.pop(key)}
 
-    def _encoded_images(self, keys: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Encode images in batches of one size; `keys` are grouped by size."""
+    def _encoded_images(
+        self, keys: Sequence[str], pixels: Iterator[torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Encode images in batches of one size; `keys` are grouped by size, `pixels` are theirs."""
         for view_size, group in groupby(keys, key=self._view_size):
-            chosen, size = [*group], self._batch_size(view_size)
-            pixels = in_order(self._pixels, chosen, self.settings.data.num_workers)
-            for batch, held in zip(_batches(pixels, size), _batches(chosen, size), strict=True):
+            size = self._batch_size(view_size)
+            for held in _batches(group, size):
+                batch = [*islice(pixels, len(held))]
                 with full_precision():
                     encoded = self.encoders.encode_images(torch.stack(_filled(batch, size)))
                 for row, key in enumerate(held):
@@ -264,8 +283,7 @@ class Encoding:
                 yield {name: self._finished(tensor[row], whose) for name, tensor in encoded.items()}
 
     def _batch_size(self, size: Size) -> int:
-        most = max(1, min(MOST_IMAGES_AT_A_TIME, PIXELS_AT_A_TIME // (size[0] * size[1])))
-        return self.settings.cache.batch_size or most
+        return self.settings.cache.batch_size or batch_size(size, self._gpu_bytes)
 
     def _text(self, keys: Sequence[str]) -> Iterator[Tensors]:
         size = PROMPTS_WITH_IMAGES_AT_A_TIME if self._in_prompt else PROMPTS_AT_A_TIME
@@ -369,6 +387,23 @@ class Encoding:
                 hint="fp16 ends at 65504: set cache.dtype to bf16 or fp32; else the base is broken",
             )
         return stored
+
+
+def batch_size(size: Size, gpu_bytes: int | None = None) -> int:
+    """Return how many images are encoded at a time.
+
+    On a GPU these are as many as half of its memory holds, a power of two; the other half is for
+    weights. Memory in use does not count: the last bits depend on the number.
+
+    Args:
+        size: Width and height of the images.
+        gpu_bytes: Memory of the GPU; None on a CPU.
+    """
+    pixels = size[0] * size[1]
+    if gpu_bytes is None:
+        return max(1, min(MOST_IMAGES_AT_A_TIME, PIXELS_AT_A_TIME // pixels))
+    most = max(LEAST_IMAGES_ON_GPU, gpu_bytes // 2 // (BYTES_PER_PIXEL * pixels))
+    return min(MOST_IMAGES_AT_A_TIME, 1 << (most.bit_length() - 1))
 
 
 def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

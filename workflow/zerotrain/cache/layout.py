@@ -99,6 +99,28 @@ def shard_number(key: str, count: int) -> int:
     return int(key[:8], 16) * count >> 32
 
 
+@dataclass(frozen=True)
+class KeyRange:
+    """One of several equal ranges of keys; their number is a power of two, as that of shards."""
+
+    number: int
+    count: int
+
+    def holds(self, key: str) -> bool:
+        """Return whether a key is in the range."""
+        return shard_number(key, self.count) == self.number
+
+    def meets(self, file: str) -> bool:
+        """Return whether a shard of this name may hold keys of the range."""
+        number, count = (int(one) for one in file.partition(".")[0].split("-")[-3::2])
+        return number * self.count < (self.number + 1) * count and (
+            self.number * count < (number + 1) * self.count
+        )
+
+
+WHOLE = KeyRange(0, 1)
+
+
 def tensor_name(key: str, tensor: str) -> str:
     """Return the name of one of a key's tensors within a shard."""
     return f"{key}.{tensor}"

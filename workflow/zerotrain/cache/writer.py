@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -23,6 +24,8 @@ from safetensors.torch import save_file
 from zerotrain.artifact import file_sha256, link_or_copy
 from zerotrain.cache.layout import (
     INDEX,
+    WHOLE,
+    KeyRange,
     Series,
     Shard,
     key_of,
@@ -173,10 +176,12 @@ def write_series(
     *,
     folder: Path,
     shard_size: int,
+    only: KeyRange = WHOLE,
 ) -> Written:
     """Write the shards of one series; reuse stored tensors, and encode the rest.
 
-    The bytes depend only on keys, tensors and shard_size. At most one shard is in memory.
+    The bytes depend only on keys, tensors and shard_size. At most two shards are in memory:
+    one is written while the next is encoded.
 
     Args:
         name: LATENTS or TEXT.
@@ -185,25 +190,37 @@ def write_series(
         stored: The content that need not be encoded; written shards are added to it.
         folder: The cache folder; finished shards wait in its `partial/`.
         shard_size: Maximum size of a shard in bytes.
+        only: The range whose keys are encoded and written, into the same shards as without it.
 
     Raises:
         PipelineError: a shard cannot hold a single key.
     """
     wanted = sorted(set(keys))
-    missing = [key for key in wanted if key not in stored]
+    own = [key for key in wanted if only.holds(key)]
+    if not own:
+        return Written(Series(only.count, (), ()), {}, 0, 0)
+    missing = [key for key in own if key not in stored]
     encoded = encode(missing)
     if missing:
         # Assume that all keys are as large as the first: if so, these shards are final.
         first = next(encoded)
         encoded = chain([first], encoded)
-        for held in _ranges(wanted, dict.fromkeys(wanted, _size(first)), shard_size, name):
-            if stored.shard(held) is None:
-                found = ((k, stored.tensors(k) if k in stored else next(encoded)) for k in held)
-                for tensors in _pieces(found, shard_size):
-                    stored.add(*_write_shard(tensors, folder / PARTIAL, stored.record))
+        sizes = dict.fromkeys(wanted, _size(first))
+        final = _ranges(wanted, sizes, shard_size, name, only)
+        full = (
+            tensors
+            for held in final
+            if stored.shard(held) is None
+            for tensors in _pieces(
+                ((k, stored.tensors(k) if k in stored else next(encoded)) for k in held), shard_size
+            )
+        )
+        for path, sha256 in _write_in_background(full, folder / PARTIAL, stored.record):
+            stored.add(path, sha256)
     if missing and next(encoded, None) is not None:
         raise AssertionError("more was encoded than asked for")
-    ranges = _ranges(wanted, {key: stored.size(key) for key in wanted}, shard_size, name)
+    sizes = dict.fromkeys(wanted, stored.size(own[0])) | {key: stored.size(key) for key in own}
+    ranges = _ranges(wanted, sizes, shard_size, name, only)
     shards, paths = [], {}
     for number, held in enumerate(ranges):
         if not held:
@@ -214,26 +231,27 @@ def write_series(
         file = shard_file(name, number, len(ranges))
         shards.append(Shard(file, sha256))
         paths[file] = path
-    series = Series(len(ranges), tuple(sorted(stored.tensors(wanted[0]))), tuple(shards))
-    return Written(series, paths, len(wanted), len(missing))
+    series = Series(len(ranges), tuple(sorted(stored.tensors(own[0]))), tuple(shards))
+    return Written(series, paths, len(own), len(missing))
 
 
 def _ranges(
-    keys: Sequence[str], sizes: Mapping[str, int], limit: int, name: str
+    keys: Sequence[str], sizes: Mapping[str, int], limit: int, name: str, only: KeyRange
 ) -> list[list[str]]:
-    """Split sorted keys into the fewest equal ranges, a power of two, none above the limit."""
+    """Split sorted keys into the fewest equal ranges, a power of two, none above the limit; of
+    these only those inside `only` keep their keys."""
     if (largest := max(sizes.values())) > limit:
         raise PipelineError(
             f"cache.shard_size: {limit} bytes cannot hold one sample's {name}, {largest} bytes",
             hint="raise cache.shard_size; 268435456 (256 MB) is the default",
         )
-    count = 1
+    count = only.count
     while True:
         ranges: list[list[str]] = [[] for _ in range(count)]
         for key in keys:
             ranges[shard_number(key, count)].append(key)
         if max(sum(sizes[key] for key in held) for held in ranges) <= limit:
-            return ranges
+            return [[key for key in held if only.holds(key)] for held in ranges]
         count *= 2
 
 
@@ -259,6 +277,21 @@ def _named(found: Iterable[tuple[str, Tensors]]) -> Tensors:
 def _size(tensors: Tensors) -> int:
     """Return the bytes of a key in a shard, including its share of the header."""
     return sum(tensor.nbytes + HEADER_BYTES for tensor in tensors.values())
+
+
+def _write_in_background(
+    shards: Iterable[Tensors], partial: Path, record: Record | None
+) -> Iterator[tuple[Path, str]]:
+    """Write each shard while the next one is encoded; an error of `shards` loses no full one."""
+    with ThreadPoolExecutor(1) as pool:
+        before: Future[tuple[Path, str]] | None = None
+        for tensors in shards:
+            now = pool.submit(_write_shard, tensors, partial, record)
+            if before is not None:
+                yield before.result()
+            before = now
+        if before is not None:
+            yield before.result()
 
 
 def _write_shard(tensors: Tensors, partial: Path, record: Record | None) -> tuple[Path, str]:

@@ -57,11 +57,34 @@ def cache_latents(
     dataset: Dataset,
     base: Base,
     output: Output,
+    shards: Annotated[
+        list[Path] | None,
+        folder_option("Folder of a range that --shard encoded."),
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBER-of-COUNT", help="Encode only this range of the keys."),
+    ] = None,
+    cache: Annotated[
+        Path | None,
+        folder_option("With --shard: the cache, whose content is kept."),
+    ] = None,
 ) -> None:
     """Encode images and captions, or text, once; what is encoded already is kept."""
+    from zerotrain.cache.key_ranges import parse_range
+    from zerotrain.cache.layout import WHOLE
     from zerotrain.stages.cache_latents import cache_latents
 
-    cache_latents(_settings("cache_latents", config), size, dataset, base, output)
+    cache_latents(
+        _settings("cache_latents", config),
+        size,
+        dataset,
+        base,
+        output,
+        shards=shards or (),
+        only=parse_range(shard) if shard else WHOLE,
+        cache=cache,
+    )
 
 
 def render_launch(

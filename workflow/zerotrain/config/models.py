@@ -33,6 +33,12 @@ from zerotrain.config.validation import ValidationConfig
 from zerotrain.errors import PipelineError
 
 
+def _power_of_two(value: int) -> int:
+    if value & (value - 1):
+        raise ValueError("must be a power of two, as the number of files")
+    return value
+
+
 class CacheConfig(Section):
     """How latents and text embeddings are stored."""
 
@@ -43,7 +49,7 @@ class CacheConfig(Section):
         None,
         ge=1,
         description="Images encoded at a time; other sizes give other last bits. Default: as many "
-        "as 1024 x 1024 pixels hold, at most 32.",
+        "as 1024 x 1024 pixels hold, at most 32; on a GPU as many as half of its memory holds.",
     )
     dtype: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32",
@@ -54,6 +60,15 @@ class CacheConfig(Section):
         ge=1,
         description="sd3, qwen_image, flux: tokens of a caption, in sampling too; a longer one is "
         "cut. Default: the pipeline's, at most what the tokenizer takes.",
+    )
+    # Never recorded: any number of jobs gives the same cache.
+    shards: Annotated[Whole, AfterValidator(_power_of_two)] = Field(
+        1,
+        ge=1,
+        le=1024,
+        exclude=True,
+        description="Images: jobs that encode a range of the keys each, on several machines: a "
+        "power of two. See [hpc.md](hpc.md).",
     )
 
 

@@ -15,7 +15,7 @@ FOLDERS = ("base", "imported", "report", "benchmarks", "logs")
 """Folders of a run next to those of its phases."""
 OF_MODALITY: dict[str, dict[str, tuple[str, ...]]] = {
     "image": {
-        "cache": ("dtype", "batch_size"),
+        "cache": ("dtype", "batch_size", "shards"),
         "evaluate": (
             *("images_per_prompt", "num_inference_steps", "guidance_scale"),
             *("conditioning_images", "sizes"),

@@ -53,13 +53,15 @@ def shared_values(run: RunConfig) -> dict[str, Any]:
 
     The caches' own sizes are left out, for each has a folder of its own.
     """
-    return {
+    found = {
         **{f"data.{key}": value for key, value in run.data if key not in ("name", "num_workers")},
         "family": run.family,
         **BuildSettings.of(run).by_key(),
         "validation.prompts": run.validation_prompts,
         **CacheSettings.of(run).by_key(),
     }
+    del found["cache.shards"]
+    return found
 
 
 def _files(raw: Mapping[str, Any], path: Path) -> list[Path]:

@@ -37,6 +37,15 @@ def peak_device_bytes() -> int:
     return int(torch.get_device_module(kind).max_memory_reserved())
 
 
+def device_bytes(device: str) -> int | None:
+    """Return the memory of this process's device; None for devices with host memory."""
+    import torch
+
+    if device not in ("cuda", "npu"):
+        return None
+    return int(torch.get_device_module(device).mem_get_info()[1])
+
+
 def free_device_bytes(device: str) -> int | None:
     """Return the bytes that this process can still allocate; None for devices with host memory."""
     import gc

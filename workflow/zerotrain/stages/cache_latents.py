@@ -11,13 +11,16 @@ from zerotrain import artifact
 from zerotrain.artifact import RECORDS
 from zerotrain.cache.earlier import earlier_keys, same_index, with_keys
 from zerotrain.cache.encoding import Encoding
+from zerotrain.cache.key_ranges import link_published, publish_range, take_ranges
 from zerotrain.cache.layout import (
     CONDITIONING,
     KIND,
     LATENTS,
     TEXT,
+    WHOLE,
     Entry,
     Index,
+    KeyRange,
     write_index,
 )
 from zerotrain.cache.prompts import PROMPT_IMAGES, PROMPTS, PromptKeys, write_prompts
@@ -40,7 +43,15 @@ from zerotrain.models.families.conditioning import check_conditioning, check_sam
 
 
 def cache_latents(
-    settings: CacheSettings, size: int, dataset: Path, base: Path, output: Path
+    settings: CacheSettings,
+    size: int,
+    dataset: Path,
+    base: Path,
+    output: Path,
+    *,
+    shards: Sequence[Path] = (),
+    only: KeyRange = WHOLE,
+    cache: Path | None = None,
 ) -> None:
     """Encode what the cache in `output` does not have yet, and publish the cache again.
 
@@ -52,6 +63,9 @@ def cache_latents(
         dataset: Folder of the dataset.
         base: Folder of the base model.
         output: Folder of the cache. Its content is reused, even if it is unfinished.
+        shards: Folders of what other jobs encoded; see zerotrain.cache.key_ranges.
+        only: The range of keys that is encoded; `output` is then the folder of this range.
+        cache: With `only`, the folder of the cache, whose content is reused.
 
     Raises:
         PipelineError: an image changed since prepare_dataset, a result is not finite, a shard
@@ -79,6 +93,8 @@ def cache_latents(
     limits = family.caption_limits(base, captions, settings.cache.max_sequence_length)
     artifact.recover_interrupted_publish(output)
     now = present(encoding.code, device=encoding.device)
+    if cache is not None:
+        link_published(cache, only, output)
     stored = StoredShards(output, now)
     for path in stored.damaged:
         print(f"WARNING: {path} is damaged; what it held is encoded again", file=sys.stderr)
@@ -89,7 +105,9 @@ def cache_latents(
         encode: Callable[[Sequence[str]], Iterator[Tensors]],
     ) -> Written:
         shard_size = settings.cache.shard_size
-        return write_series(name, keys, encode, stored, folder=output, shard_size=shard_size)
+        return write_series(
+            name, keys, encode, stored, folder=output, shard_size=shard_size, only=only
+        )
 
     names = earlier_keys(output, entries, empty_text, prompts, base=model, cache=settings.cache)
     names = {key: name for key, name in names.items() if key not in stored and name in stored}
@@ -102,6 +120,7 @@ def cache_latents(
     }
     groups = encoding.groups(_latents(entries), [*images, *shown_images], texts, tokens)
     keep_equal(stored, output, groups, now)
+    take_ranges(stored, output, shards, now, encoding.code)
     wanted = {*_latents(entries), *_texts(entries, empty_text), *images}
     if wanted <= {key for key in names if key in stored}:
         entries = with_keys(entries, names)
@@ -119,6 +138,15 @@ def cache_latents(
     latents = write(LATENTS, _latents(entries), encoding.latents)
     text = write(TEXT, _texts(entries, empty_text), encoding.text)
     conditioning = write(CONDITIONING, images, encoding.conditioning) if images else None
+    parts = [(latents, "latents"), (text, "captions")]
+    if conditioning is not None:
+        parts.insert(1, (conditioning, "sets of conditioning images"))
+    counts = ", ".join(f"{written.encoded} of {written.total} {what}" for written, what in parts)
+    if only != WHOLE:
+        parents = {"dataset": samples.artifact, "base": model}
+        publish_range(output, [written for written, _ in parts], now, parents)
+        print(f"encoded {counts} of this range of keys; the rest was in the cache")
+        return
     shown = write(PROMPTS, _shown_texts(prompts), encoding.text) if prompts else None
     seen = write(PROMPT_IMAGES, shown_images, encoding.conditioning) if shown_images else None
     index = Index(
@@ -172,10 +200,6 @@ def cache_latents(
         }
     for limit in limits:
         print(f"{limit.describe('captions', settings.long_captions)} ({output / LONG_CAPTIONS})")
-    parts = [(latents, "latents"), (text, "captions")]
-    if conditioning is not None:
-        parts.insert(1, (conditioning, "sets of conditioning images"))
-    counts = ", ".join(f"{written.encoded} of {written.total} {what}" for written, what in parts)
     print(f"encoded {counts}; the rest was in the cache")
 
 

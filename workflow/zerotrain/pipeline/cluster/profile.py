@@ -31,7 +31,7 @@ UNKNOWN_LATENCY = 60
 LONGEST_STAGE = 2 * 480
 """Minutes that a stage may request at its last attempt (rules/cache_latents.smk)."""
 TRAINING = "train_phase"
-GPU_RULES = ("cache_latents", "evaluate")
+GPU_RULES = ("encode_shard", "cache_latents", "evaluate")
 NO_GPU_RULES = (
     *("prepare_dataset", "build_base", "build_shared_base", "build_base_of_data"),
     *("import_checkpoint", "export_weights"),

@@ -86,8 +86,9 @@ def in_order(jobs: Any) -> list[Any]:
 
 
 def stage_name(job: Any) -> str:
-    """Return the name of a job's stage in dvc.yaml: the rule, and the phase or size."""
-    own = [job.wildcards[key] for key in ("phase", "size") if key in job.wildcards.keys()]  # noqa: SIM118
+    """Return the name of a job's stage in dvc.yaml: the rule, and the phase, or size and range."""
+    named = ("phase", "size", "shard")
+    own = [job.wildcards[key] for key in named if key in job.wildcards.keys()]  # noqa: SIM118
     return "-".join([job.rule.name, *own])
 
 

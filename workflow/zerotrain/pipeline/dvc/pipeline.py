@@ -53,9 +53,9 @@ CONFIG_KEYS = {
 }
 """Keys of the configuration behind a rule's parameter, if they differ from its name; a star matches
 every key, and in a list of phases those up to the job's own."""
-WITHOUT_EFFECT = ("data.name", "data.num_workers")
+WITHOUT_EFFECT = ("cache.shards", "data.name", "data.num_workers")
 """Keys that the stages do not depend on."""
-PERSIST = ("cache", "progress")
+PERSIST = ("cache", "cache_shards", "progress")
 """Folders that DVC keeps when their stage runs: each stage continues from its contents."""
 
 

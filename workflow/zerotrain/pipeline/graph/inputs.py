@@ -76,6 +76,14 @@ class JobInputs:
         """Return the base whose encoders fill the caches of the job's dataset."""
         return self._base_of_data(self._runs.of(wildcards).data_name)
 
+    def cache_shards(self, wildcards: Any) -> list[str]:
+        """List the ranges that other jobs encode; empty if one job encodes the whole cache."""
+        run = self._runs.of(wildcards)
+        count = run.cache.shards
+        folder = f"results/data/{run.data_name}/cache_shards/{wildcards.size}"
+        names = [f"{number}-of-{count}" for number in range(count if count > 1 else 0)]
+        return [f"{folder}/{name}/manifest.json" for name in names]
+
     def phase_cache(self, wildcards: Any) -> str:
         """Return the cache at the phase's resolution, or at its maximum text length."""
         run = self._runs.of(wildcards)

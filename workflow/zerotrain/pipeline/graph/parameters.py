@@ -80,6 +80,15 @@ def option(name: str, input_name: str) -> Callable[[Any, Any], str]:
     return of_job
 
 
+def options(name: str, input_name: str) -> Callable[[Any, Any], str]:
+    """Return a function that gives a command's option for each file of an input."""
+
+    def of_job(wildcards: Any, input: Any) -> str:
+        return " ".join(f"{name} {file}" for file in input.get(input_name, ()))
+
+    return of_job
+
+
 def trained_values(phase: Phase) -> dict[str, Any]:
     """Return all values of a phase, without later-added keys at their defaults, so that they still
     equal the values recorded by earlier versions."""

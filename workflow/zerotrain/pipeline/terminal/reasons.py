@@ -79,8 +79,9 @@ def _subject(job: Any) -> str:
     if len(parts) < 3 or parts[:1] != RESULTS.parts:
         return ""
     subject = parts[2] if parts[1] == DATA else parts[1]
-    phase, size = job.wildcards.get("phase"), job.wildcards.get("size")
-    return subject + (f"/{phase}" if phase else "") + (f" {size}" if size else "")
+    phase = job.wildcards.get("phase")
+    own = [job.wildcards.get(name) for name in ("size", "shard")]
+    return " ".join([subject + (f"/{phase}" if phase else ""), *filter(None, own)])
 
 
 def _changed_values(job: Any, dag: Any) -> list[str]:

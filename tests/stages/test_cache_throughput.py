@@ -1,0 +1,95 @@
+"""The encoder of a cache waits neither for pixels nor for the disk."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.builders.caching import SIDE, FakeFamily, Run
+
+from zerotrain.cache import encoding, writer
+from zerotrain.cache.encoding import Encoding, batch_size
+from zerotrain.stages import cache_latents as stage
+
+GIB = 2**30
+SECONDS = 20
+
+
+@pytest.fixture
+def family(monkeypatch) -> FakeFamily:
+    """The family that the stage loads."""
+    fake = FakeFamily()
+    monkeypatch.setattr(stage, "load_family", lambda name: fake)
+    return fake
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run with twenty images."""
+    return Run(tmp_path)
+
+
+def test_the_next_batch_is_read_while_one_is_encoded(run, family, monkeypatch):
+    """Across windows as well."""
+    monkeypatch.setattr(encoding, "IMAGES_IN_WINDOW", 4)
+    read = threading.Semaphore(0)
+    pixels = Encoding._pixels
+    waited: list[bool] = []
+
+    def reading(self: Encoding, key: str) -> torch.Tensor:
+        found = pixels(self, key)
+        read.release()
+        return found
+
+    def encode(images: torch.Tensor) -> torch.Tensor:
+        if len(waited) < 4:  # the next four are read without being asked for
+            images_read = 4 if waited else 8
+            waited.append(all(read.acquire(timeout=SECONDS) for _ in range(images_read)))
+        return FakeFamily.encode_images(family, images)
+
+    monkeypatch.setattr(Encoding, "_pixels", reading)
+    monkeypatch.setattr(family, "encode_images", encode)
+    run.cache(data={"num_workers": 1}, batch_size=4)
+    assert waited == [True] * 4
+
+
+def test_images_are_encoded_while_a_shard_is_written(run, family, monkeypatch):
+    encoded = threading.Semaphore(0)
+    waited: list[bool] = []
+
+    def encode(images: torch.Tensor) -> torch.Tensor:
+        encoded.release()
+        return FakeFamily.encode_images(family, images)
+
+    def saving(tensors, path) -> None:
+        if not waited:
+            while encoded.acquire(blocking=False):
+                pass
+            waited.append(encoded.acquire(timeout=SECONDS))
+        save_file(tensors, path)
+
+    monkeypatch.setattr(family, "encode_images", encode)
+    monkeypatch.setattr(writer, "save_file", saving)
+    run.cache(batch_size=1, data={"num_workers": 0})
+    assert waited == [True]
+
+
+@pytest.mark.parametrize(
+    ("side", "gpu_bytes", "images"),
+    [
+        (1024, None, 1),
+        (512, None, 4),
+        (SIDE, None, 32),
+        (1024, 80 * GIB, 8),
+        (1024, 24 * GIB, 2),
+        (1024, 8 * GIB, 2),
+        (2048, 24 * GIB, 2),
+        (512, 24 * GIB, 8),
+    ],
+)
+def test_a_gpu_encodes_several_images_at_a_time(side, gpu_bytes, images):
+    """On a CPU the number is that of earlier versions."""
+    assert batch_size((side, side), gpu_bytes) == images
