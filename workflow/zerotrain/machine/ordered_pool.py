@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ B = TypeVar("B")
 
 def in_order(
     function: Callable[[A], B], items: Iterable[A], num_workers: int, *, ahead: int = 0
-) -> Iterator[B]:
+) -> Generator[B, None, None]:
     """Apply a function in `num_workers` threads (0: in this one); yield results in order.
 
     Threads suffice: decoding, resizing and hashing release the GIL. On two busy cores a JPEG of
