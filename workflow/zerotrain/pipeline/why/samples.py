@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerotrain.artifact import MANIFEST
 from zerotrain.data.dataset import Sample, caption_sha256, choose_split, read_dataset
 from zerotrain.data.files import DatasetFiles
 from zerotrain.data.open import open_source
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 NAMES_SHOWN = 5
 SHA256 = re.compile("[0-9a-f]{64}")
 QUICK_SAMPLES = 2000
-"""Samples that a quick look compares; a dry run must not wait for more."""
+QUICK_BYTES = 2_000_000
+"""Samples that a quick look compares, and bytes of the manifest that it reads for that; a dry run
+must not wait for more."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,8 @@ def compare_samples(
     if data.source != "folder":
         return None
     try:
+        if quick and (dataset / MANIFEST).stat().st_size > QUICK_BYTES:
+            return None
         samples = read_dataset(dataset).samples
         if quick and len(samples) > QUICK_SAMPLES:
             return None
