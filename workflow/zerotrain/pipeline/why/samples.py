@@ -88,10 +88,10 @@ def compare_samples(
         quick: Give up on a dataset of many samples.
 
     Returns:
-        None if they cannot be compared: the dataset is unreadable or of text, the source is
-        unusable, or a quick look would not be quick.
+        None if they cannot be compared: the dataset is unreadable, of text or with conditioning
+        images, the source is unusable, or a quick look would not be quick.
     """
-    if data.source != "folder":
+    if data.source != "folder" or data.conditioning_folders or data.conditioning_columns:
         return None
     try:
         if quick and (dataset / MANIFEST).stat().st_size > QUICK_BYTES:
