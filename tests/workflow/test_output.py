@@ -79,7 +79,7 @@ def test_output_of_a_run_is_two_lines_a_stage_and_nothing_after_the_report(proje
     rendered = [f"{name}, made {made}" for name, made in RENDERED.items()]
     assert sorted(started) == sorted([*MADE, *rendered])
     log = next((project.folder / ".snakemake" / "log").iterdir()).read_text()
-    assert "photos/299.txt" in log
+    assert "results/data/tiny/.files/digest.json" in log
     assert "zerotrain --log results/tiny/logs/prepare_dataset.log prepare_dataset" in log
 
 

@@ -134,7 +134,12 @@ def files_of(project) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_why_foresees_what_a_training_does(built):
-    """Again, from the last step, or refused, and what comes after a refusal."""
+    """Kept, again, from the last step, or refused, and what comes after a refusal."""
+    built.edit("config/config.yaml", "dtype: fp32", "dtype: bf16")
+    built.append("config/config.yaml", "cache: {shard_size: 1000000}\n")
+    text = ask(built)
+    for phase in ("plain", "offload"):
+        assert under(text, f"train_phase tiny/{phase}") == "is kept: what it trains is the same"
     built.edit("config/config.yaml", "until: 700", RATE)
     again = "trains again from step 300 to 700; its steps up to 700 are set aside"
     assert under(ask(built), "train_phase tiny/offload") == again

@@ -62,18 +62,20 @@ TRAINING = "train_phase"
 KILLED = 128 + signal.SIGKILL
 INTERRUPTED = {EXIT_UNFINISHED, 130, 143}
 """Exit codes of a stage that was asked to stop."""
+FirstLines = Callable[[Any, Mapping[Any, str]], list[str]]
+"""Returns the lines above a dry run's stages, from the graph and each stage's reason."""
 ERROR_LINES = 6
 """Lines of a stage's log that are shown if the stage ran on another machine."""
 
 
-def replace_output(workflow: Any, first_lines: Callable[[Any], list[str]]) -> None:
+def replace_output(workflow: Any, first_lines: FirstLines) -> None:
     """Replace Snakemake's lines on the terminal, unless `--verbose` or `--logger` selects others.
 
     Snakemake's handlers print each command; ours only with `-p`.
 
     Args:
         workflow: Snakemake's workflow object, while the Snakefile is read.
-        first_lines: Returns the lines above a dry run's stages, for its graph.
+        first_lines: The lines above a dry run's stages.
     """
     for handler in logger.handlers:  # commands: in .snakemake/log and with --verbose
         for one in handler.filters:
@@ -94,14 +96,14 @@ class StageLines(logging.Handler):
     Args:
         workflow: Snakemake's workflow object.
         stream: The stream that Snakemake would print to.
-        first_lines: Returns the lines above a dry run's stages, for its graph.
+        first_lines: The lines above a dry run's stages.
     """
 
     def __init__(
         self,
         workflow: Any,
         stream: TextIO,
-        first_lines: Callable[[Any], list[str]] = lambda dag: [],
+        first_lines: FirstLines = lambda dag, reasons: [],
     ) -> None:
         super().__init__()
         self.name = STREAM_HANDLER
@@ -177,7 +179,8 @@ class StageLines(logging.Handler):
         if not self._workflow.dryrun:
             return self._counts if self._shows(Quietness.PROGRESS) else None
         if first and total and self._shows(Quietness.RULES):
-            return "\n".join(self._first_lines(dag)) or None
+            reasons = {job: self._reasons[number] for number, job in self._jobs.items()}
+            return "\n".join(self._first_lines(dag, reasons)) or None
         # With this setting Snakemake ends a dry run here.
         return self._counts if self._quiet == {Quietness.RULES, Quietness.PROGRESS} else None
 

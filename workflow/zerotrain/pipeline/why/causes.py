@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -89,12 +89,13 @@ class Plan:
         return [cause for cause in self.causes if job in cause.followers]
 
 
-def find_causes(dag: Any, *, quick: bool = False) -> Plan:
+def find_causes(dag: Any, reasons: Mapping[Any, str] | None = None) -> Plan:
     """Find the causes of all jobs in Snakemake's plan.
 
     Args:
         dag: Snakemake's graph, after zerotrain.pipeline.hooks have changed it.
-        quick: Whether to describe changed samples only if that takes no more than a moment.
+        reasons: For a quick look, each job's reason as describe_reason returns it, to use where
+            comparing the samples would take more than a moment.
     """
     jobs = [
         job
@@ -106,7 +107,7 @@ def find_causes(dag: Any, *, quick: bool = False) -> Plan:
     found: dict[tuple[str, str], Cause] = {}
     new = [job for job in jobs if _is_new(job, dag)]
     for job in jobs:
-        for kind, text, *phase in _own(job, dag, plan, quick=quick):
+        for kind, text, *phase in _own(job, dag, plan, reasons):
             cause = found.setdefault((kind, text), Cause(kind, text))
             cause.phases.update(phase)
             if job not in cause.jobs:
@@ -126,7 +127,9 @@ def find_causes(dag: Any, *, quick: bool = False) -> Plan:
     return plan
 
 
-def _own(job: Any, dag: Any, plan: Plan, *, quick: bool) -> Iterator[tuple[str, ...]]:
+def _own(
+    job: Any, dag: Any, plan: Plan, reasons: Mapping[Any, str] | None
+) -> Iterator[tuple[str, ...]]:
     """Yield kind and text of each cause that a job has itself, and the phase of a value."""
     reason = dag.reason(job)
     if _is_interrupted(job, dag):
@@ -144,7 +147,7 @@ def _own(job: Any, dag: Any, plan: Plan, *, quick: bool) -> Iterator[tuple[str, 
     if any(_is_stale(path) for path in job.output):
         yield from _failure(job) or [("failed", f"failed or was stopped before: {job_name(job)}")]
     else:
-        yield from _inputs(job, dag, plan, quick=quick)
+        yield from _inputs(job, dag, plan, reasons)
     if reason.software_stack_changed:
         yield "environment", "the environment changed"
     yield from _missing(job, reason)
@@ -209,19 +212,22 @@ def _of_phases(cause: Cause, plan: Plan) -> str:
     return f" (phase{'' if len(cause.phases) == 1 else 's'} {', '.join(sorted(cause.phases))})"
 
 
-def _inputs(job: Any, dag: Any, plan: Plan, *, quick: bool) -> Iterator[tuple[str, str]]:
+def _inputs(
+    job: Any, dag: Any, plan: Plan, reasons: Mapping[Any, str] | None
+) -> Iterator[tuple[str, str]]:
     """Describe changed inputs that no planned job makes."""
-    kinds = changed_files(job, dag, only_content=bool(plan.values[job]))
-    if not kinds:
-        return
-    if job.rule.name == PREPARE:
-        output = str(job.output[0])
-        data = plan.config_of(job).data
-        changes = compare_samples(data, Path(output).parent, quick=quick)
+    reason = dag.reason(job)
+    if job.rule.name == PREPARE and (reason.updated_input or reason.input_changed):
+        output, data = str(job.output[0]), plan.config_of(job).data
+        changes = compare_samples(data, Path(output).parent, quick=reasons is not None)
         if changes is not None and (sentences := changes.sentences()):
             plan.samples[output] = changes
             yield from (("samples", sentence) for sentence in sentences)
             return
+        if reasons is not None:
+            yield "file", reasons[job]
+            return
+    kinds = changed_files(job, dag, only_content=bool(plan.values[job]))
     for kind, paths in kinds.items():
         made = [path for path in paths if path.startswith(f"{RESULTS}/")]
         if made and kind == "changed":  # others are those of phases that were added or removed

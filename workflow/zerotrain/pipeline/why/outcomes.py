@@ -19,7 +19,7 @@ from zerotrain.pipeline.switch.point import imported_state
 from zerotrain.pipeline.terminal.reasons import LAUNCH, job_name
 from zerotrain.pipeline.why import past
 from zerotrain.pipeline.why.causes import DAMAGED, PREPARE, Plan
-from zerotrain.pipeline.why.encodes import Encodes, count_encodes
+from zerotrain.pipeline.why.encodes import EVERY_KEY, TEXT_KEYS, Encodes, count_encodes
 from zerotrain.pipeline.why.forecast import PhaseForecast, forecast_phase
 from zerotrain.pipeline.why.samples import Present, count
 from zerotrain.pipeline.why.training import foresee_training
@@ -97,9 +97,10 @@ class Outcomes:
 
     def _differs(self, job: Any) -> bool:
         """Return whether a job has a cause of its own that changes its result."""
-        return any(
-            job in cause.jobs and cause.kind not in SAME_CONTENT for cause in self._plan.causes
-        )
+        return bool(self._own_kinds(job) - SAME_CONTENT)
+
+    def _own_kinds(self, job: Any) -> set[str]:
+        return {cause.kind for cause in self._plan.causes if job in cause.jobs}
 
     def _other(self, job: Any) -> Outcome:
         run = self._plan.config_of(job)
@@ -108,7 +109,9 @@ class Outcomes:
             written = self._export_bytes(job)
         elif job.rule.name.startswith("build_") and run.is_preset:
             written = past.folder_bytes(Path(job.output[0]).parent, "base")
-        changes = self._differs(job) or any(one.changes for one in self._before(job))
+        # A training reads the state alone, on which the values of an export have no effect.
+        own = job.rule.name != EXPORT and self._differs(job)
+        changes = own or any(one.changes for one in self._before(job))
         return Outcome(job, "", past.past_seconds(job), written, changes)
 
     def _export_bytes(self, job: Any) -> int | None:
@@ -134,15 +137,17 @@ class Outcomes:
             what = f"checks {count(len(changes.samples), 'image')}"
             if seconds is not None and former:
                 seconds *= len(changes.samples) / former
-        differs = self._differs(job) and (changes is None or not changes.trains_same)
+        others = self._own_kinds(job) - SAME_CONTENT - {"samples"}
+        differs = bool(others) or (changes is not None and not changes.trains_same)
         return Outcome(job, what, seconds, 0, differs)
 
     def _cache(self, job: Any) -> Outcome:
         run = self._plan.config_of(job)
         cache, dataset = Path(job.output[0]).parent, Path(job.input["dataset"]).parent
         values = {change.key for change in self._plan.values.get(job, ())}
-        own = {one.kind for one in self._plan.causes if job in one.jobs}
-        changes = "value" in own or any(one.changes for one in self._before(job, PREPARE))
+        own = self._own_kinds(job)
+        trained = bool((EVERY_KEY | TEXT_KEYS) & values) or "file" in own
+        changes = trained or any(one.changes for one in self._before(job, PREPARE))
         seconds, encodes = past.past_seconds(job), None
         if not run.is_text:
             present = self._present(job, run, dataset)
@@ -191,7 +196,7 @@ class Outcomes:
         ]
         before = self._before(job, CACHE, EXPORT, *_bases(self._dag, job))
         other = self._differs(job) or any(one.changes for one in before)
-        own = {one.kind for one in self._plan.causes if job in one.jobs}
+        own = self._own_kinds(job)
         span = self._spans(run, job).get(phase.name)
         found = foresee_training(phase, folder, span, values, other)
         what, steps = found.what, found.steps

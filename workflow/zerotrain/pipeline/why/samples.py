@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerotrain.artifact import MANIFEST
 from zerotrain.data.dataset import Sample, caption_sha256, choose_split, read_dataset
 from zerotrain.data.files import DatasetFiles
 from zerotrain.data.open import open_source
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 NAMES_SHOWN = 5
 SHA256 = re.compile("[0-9a-f]{64}")
 QUICK_SAMPLES = 2000
-"""Samples that a quick look compares; a dry run must not wait for more."""
+QUICK_BYTES = 2_000_000
+"""Samples that a quick look compares, and bytes of the manifest that it reads for that; a dry run
+must not wait for more."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +87,14 @@ def compare_samples(
         quick: Give up on a dataset of many samples.
 
     Returns:
-        None if they cannot be compared: the dataset is unreadable or of text, the source is
-        unusable, or a quick look would not be quick.
+        None if they cannot be compared: the dataset is unreadable, of text or with conditioning
+        images, the source is unusable, or a quick look would not be quick.
     """
-    if data.source != "folder":
+    if data.source != "folder" or data.conditioning_folders or data.conditioning_columns:
         return None
     try:
+        if quick and (dataset / MANIFEST).stat().st_size > QUICK_BYTES:
+            return None
         samples = read_dataset(dataset).samples
         if quick and len(samples) > QUICK_SAMPLES:
             return None
