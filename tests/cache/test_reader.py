@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.builders.caching import contents
 
 from zerotrain import artifact
@@ -24,6 +25,7 @@ from zerotrain.cache.layout import (
     write_index,
     write_json_index,
 )
+from zerotrain.cache.mapped_shard import MappedShard
 
 CPU = torch.device("cpu")
 
@@ -57,6 +59,28 @@ def test_16_bit_floats_become_the_float32_that_torch_makes_of_them(dtype: torch.
     expected = values.float().view(torch.int32)
     assert torch.equal(found["one"].view(torch.int32), expected.expand(2, -1))
     assert torch.equal(found["two"][1], torch.tensor([*values[7:9].float(), 0, 0, 0]))
+
+
+def test_a_mapped_shard_has_the_tensors_that_safetensors_reads(tmp_path: Path) -> None:
+    """Of several shapes and dtypes, as views of one mapping; a missing key is named."""
+    keys = [artifact.digest(number) for number in range(9)]
+    tensors = {
+        f"{key}.{name}": torch.arange(2 * n + 2).reshape(2, -1).to(dtype) + n
+        for n, key in enumerate(keys)
+        for name, dtype in (("a", torch.bfloat16), ("b", torch.float32), ("c", torch.int32))
+    }
+    save_file(tensors, tmp_path / "shard", {"format": "pt"})
+    shard = MappedShard(tmp_path / "shard", ("a", "b", "c"))
+    for key in keys:
+        for name, found in shard.tensors(key).items():
+            expected = tensors[f"{key}.{name}"]
+            assert found.dtype == expected.dtype
+            assert torch.equal(found, expected)
+    one, two = (shard.tensors(keys[0])["b"] for _ in range(2))
+    assert one.data_ptr() == two.data_ptr()
+    assert one.untyped_storage().nbytes() == (tmp_path / "shard").stat().st_size
+    with pytest.raises(KeyError, match=f"has no {KEY}"):
+        shard.tensors(KEY)
 
 
 def entry(number: int, **more: Any) -> Entry:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from safetensors import safe_open
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
@@ -25,8 +24,8 @@ from zerotrain.cache.layout import (
     read_index,
     shard_file,
     shard_number,
-    tensor_name,
 )
+from zerotrain.cache.mapped_shard import MappedShard
 from zerotrain.cache.token_layout import TOKENS, Row, read_token_index
 from zerotrain.errors import PipelineError
 
@@ -39,34 +38,23 @@ position 0 begins a separate example, which no token attends to."""
 ON_HOST = ("uniform",)
 """float64 tensors, which not every device supports; values computed from them go to the device."""
 SIZES = ("original_size", "crop_top_left", "target_size")
-HELD = 2**14
-"""Number of keys whose tensors are kept. A view takes a few hundred bytes, its pages none."""
 
 
 class Shards:
-    """The open shards of a cache, by their names."""
+    """The open shards of a cache, by their series and numbers."""
 
     def __init__(self, found: Artifact) -> None:
         self._artifact = found
-        self._open: dict[str, Any] = {}
-        self._held: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
+        self._open: dict[tuple[str, int], MappedShard] = {}
 
     def tensors(self, name: str, series: Series, key: str) -> dict[str, torch.Tensor]:
         """Return the stored tensors of a key: views of the mapped file."""
-        held = self._held.get((name, key))
-        if held is None:
-            if len(self._held) == HELD:
-                self._held.clear()
-            held = self._held[name, key] = self._read(name, series, key)
-        return held
-
-    def _read(self, name: str, series: Series, key: str) -> dict[str, torch.Tensor]:
-        file = shard_file(name, shard_number(key, series.count), series.count)
-        shard = self._open.get(file)
+        number = shard_number(key, series.count)
+        shard = self._open.get((name, number))
         if shard is None:
-            shard = safe_open(self._artifact.path(file), framework="pt")
-            self._open[file] = shard
-        return {tensor: shard.get_tensor(tensor_name(key, tensor)) for tensor in series.tensors}
+            path = self._artifact.path(shard_file(name, number, series.count))
+            shard = self._open[name, number] = MappedShard(path, series.tensors)
+        return shard.tensors(key)
 
 
 class Cache:
@@ -84,6 +72,7 @@ class Cache:
         self.repeats = self._index.repeats
         """How often an epoch sees each sample of the train split."""
         self._shards = Shards(found)
+        self._sizes = [(name, self.entries.numbers(name)) for name in SIZES]
         self._read = {one.name: self.entries.column(one.name) for one in fields(Entry)}
 
     def sample(
@@ -108,7 +97,7 @@ class Cache:
             **self._shards.tensors(LATENTS, self._index.latents, latents),
             **self._shards.tensors(TEXT, self._index.text, text),
             **self._conditioning(i),
-            **{name: torch.tensor(self._read[name](i)) for name in SIZES},
+            **{name: torch.from_numpy(found[i].astype(np.int64)) for name, found in self._sizes},
         }
 
     def latents_shape(self, i: int) -> tuple[int, ...]:
@@ -197,11 +186,15 @@ def _together(tensors: Sequence[torch.Tensor], filler: int = 0) -> torch.Tensor:
     arrays = [(one.view(torch.uint16) if brain else one).numpy() for one in tensors]
     longest = max((array.shape for array in arrays), key=lambda shape: shape[:1])
     dtype = np.float32 if brain or arrays[0].dtype == np.float16 else arrays[0].dtype
-    whole = np.full((len(arrays), *longest), filler, dtype)
+    whole = np.empty((len(arrays), *longest), dtype)
+    if any(array.shape != longest for array in arrays):
+        whole[...] = filler
     for number, array in enumerate(arrays):
         place = whole[number, : len(array)] if array.ndim else whole[number : number + 1]
         if brain:  # a float32 whose lower half is zero
-            np.left_shift(array, 16, out=place.view(np.uint32), dtype=np.uint32)
+            bits = place.view(np.uint32)
+            bits[...] = array
+            bits <<= 16
         else:
             place[...] = array
     return torch.from_numpy(whole)
