@@ -106,8 +106,8 @@ class Batches:
 
     def _split_by_size(self, cache: Cache, places: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Split the places in an epoch by the sizes of their samples, in the sizes' order."""
-        heights, widths = cache.entries.numbers("target_size")[self._train].T.astype(np.int64)
-        names = heights << 32 | widths
+        found = cache.entries.numbers("target_size")[self._train]
+        names = found[:, 0].astype(np.int64) << 32 | found[:, 1]
         sizes, counts = np.unique(names, return_counts=True)
         self._counts = {
             (int(size >> 32), int(size & 0xFFFFFFFF)): int(count)
