@@ -161,8 +161,8 @@ def test_other_parts_do_not_touch_training(package: Path, copied: Callable[[], s
 
 
 DECIDING = {
-    "artifact": "tensor_file",
-    "cache": "__init__ layout reader token_layout",
+    "artifact": "columns tensor_file",
+    "cache": "__init__ layout mapped_shard reader token_layout",
     "config": "__init__ adapters optimizers parameter_patterns token_routes",
     "data": "__init__ draws order",
     "launch": "__init__ resolved schedules",

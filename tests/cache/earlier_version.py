@@ -8,9 +8,9 @@ from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.artifact import digest
-from zerotrain.cache.layout import INDEX, KIND, LATENTS, TEXT, read_index, write_index
+from zerotrain.cache.layout import INDEX, KIND, LATENTS, TEXT, read_index, write_json_index
 from zerotrain.cache.record import ENCODING
-from zerotrain.cache.token_layout import TOKENS, read_token_index, write_token_index
+from zerotrain.cache.token_layout import TOKENS, read_token_index, write_json_token_index
 from zerotrain.cache.writer import StoredShards, place, write_series
 
 
@@ -48,7 +48,7 @@ def make_earlier(folder: Path, shard_size: int) -> None:
             rows = tuple(
                 replace(row, keys=tuple(by_key[key] for key in row.keys)) for row in tokens.rows
             )
-            write_token_index(
+            write_json_token_index(
                 draft.folder, replace(tokens, rows=rows, tokens=written[TOKENS].series)
             )
         else:
@@ -58,7 +58,7 @@ def make_earlier(folder: Path, shard_size: int) -> None:
                 for entry in images.entries
             )
             assert images.empty_text is not None
-            write_index(
+            write_json_index(
                 draft.folder,
                 replace(
                     images,

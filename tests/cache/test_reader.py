@@ -1,10 +1,31 @@
-"""Batches of what a cache holds."""
+"""What a cache's index and shards hold, and batches of it."""
 
 from __future__ import annotations
 
-import torch
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
 
-from zerotrain.cache import stacked
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.builders.caching import contents
+
+from zerotrain import artifact
+from zerotrain.cache import Entry, stacked
+from zerotrain.cache.drawn_digest import drawn_digest
+from zerotrain.cache.earlier import carry_index, same_index
+from zerotrain.cache.layout import (
+    Index,
+    Series,
+    Shard,
+    listed_shards,
+    read_index,
+    write_index,
+    write_json_index,
+)
+from zerotrain.cache.mapped_shard import MappedShard
 
 CPU = torch.device("cpu")
 
@@ -27,3 +48,105 @@ def test_captions_of_their_own_lengths_are_filled_up_under_a_mask() -> None:
     for row, caption in enumerate(captions):
         assert torch.equal(batch["prompt_embeds"][row][mask[row]], caption)
         assert not batch["prompt_embeds"][row][~mask[row]].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_floats_become_the_float32_that_torch_makes_of_them(dtype: torch.dtype) -> None:
+    """Each of the 65,536 values, to the bit."""
+    values = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(dtype)
+    values = values[~values.isnan()]
+    found = stacked([{"one": values, "two": values[:5]}, {"one": values, "two": values[7:9]}], CPU)
+    expected = values.float().view(torch.int32)
+    assert torch.equal(found["one"].view(torch.int32), expected.expand(2, -1))
+    assert torch.equal(found["two"][1], torch.tensor([*values[7:9].float(), 0, 0, 0]))
+
+
+def test_a_mapped_shard_has_the_tensors_that_safetensors_reads(tmp_path: Path) -> None:
+    """Of several shapes and dtypes, as views of one mapping; a missing key is named."""
+    keys = [artifact.digest(number) for number in range(9)]
+    tensors = {
+        f"{key}.{name}": torch.arange(2 * n + 2).reshape(2, -1).to(dtype) + n
+        for n, key in enumerate(keys)
+        for name, dtype in (("a", torch.bfloat16), ("b", torch.float32), ("c", torch.int32))
+    }
+    save_file(tensors, tmp_path / "shard", {"format": "pt"})
+    shard = MappedShard(tmp_path / "shard", ("a", "b", "c"))
+    for key in keys:
+        for name, found in shard.tensors(key).items():
+            expected = tensors[f"{key}.{name}"]
+            assert found.dtype == expected.dtype
+            assert torch.equal(found, expected)
+    one, two = (shard.tensors(keys[0])["b"] for _ in range(2))
+    assert one.data_ptr() == two.data_ptr()
+    assert one.untyped_storage().nbytes() == (tmp_path / "shard").stat().st_size
+    with pytest.raises(KeyError, match=f"has no {KEY}"):
+        shard.tensors(KEY)
+
+
+def entry(number: int, **more: Any) -> Entry:
+    keys = [artifact.digest([name, number]) for name in ("image", "caption", "latents", "text")]
+    split: Literal["train", "holdout"] = "holdout" if number % 4 == 3 else "train"
+    return Entry(f"{number}.png", *keys, (40, 30), (0, number), (32, 16), split, **more)
+
+
+KEY = artifact.digest("a key")
+SERIES = Series(2, ("latents",), (Shard("latents-00000-of-00002.safetensors", KEY),))
+ENTRIES = (
+    *map(entry, range(4)),
+    entry(4, flipped=KEY),
+    entry(5, conditioning=KEY, conditioning_sha256=(KEY, KEY), empty_text=KEY),
+)
+INDEXES = [
+    Index(32, "bf16", 3, ENTRIES[:4], KEY, SERIES, SERIES),
+    Index(32, "fp32", 1, ENTRIES, None, SERIES, SERIES, SERIES),
+]
+
+
+@pytest.mark.parametrize("index", INDEXES)
+def test_both_formats_of_an_index_have_the_same_samples(tmp_path: Path, index: Index) -> None:
+    """In index.json alone, as earlier versions wrote it, and in columns."""
+    plain, columns = tmp_path / "plain", tmp_path / "columns"
+    for folder, write in ((plain, write_json_index), (columns, write_index)):
+        folder.mkdir()
+        write(folder, index)
+        assert read_index(folder) == index
+        assert [*read_index(folder).entries] == [*index.entries]
+        assert same_index(folder, index)
+        assert not same_index(folder, replace(index, entries=index.entries[::-1]))
+        assert listed_shards(folder) == [*SERIES.shards] * (3 if index.conditioning else 2)
+    assert [path.name for path in plain.iterdir()] == ["index.json"]
+    listed = json.loads((plain / "index.json").read_text())
+    assert {one["file"]: one for one in listed["entries"]}["0.png"] == {
+        **{name: getattr(ENTRIES[0], name) for name in ("file", "latents", "text", "split")},
+        **{"image_sha256": artifact.digest(["image", 0]), "original_size": [40, 30]},
+        **{"caption_sha256": artifact.digest(["caption", 0]), "crop_top_left": [0, 0]},
+        "target_size": [32, 16],
+    }
+
+
+def test_an_unchanged_index_keeps_its_bytes_whatever_would_be_written_now(tmp_path: Path) -> None:
+    """An earlier version's stays in index.json; another version of the library may write others."""
+    index = INDEXES[1]
+    for name, write in (("plain", write_json_index), ("columns", write_index)):
+        for folder in (tmp_path / name, tmp_path / f"{name} draft"):
+            folder.mkdir()
+        write(tmp_path / name, index)
+        carry_index(tmp_path / name, tmp_path / f"{name} draft", index, unchanged=True)
+        assert contents(tmp_path / f"{name} draft") == contents(tmp_path / name)
+    found = tmp_path / "columns" / "index.arrow"
+    assert found.samefile(tmp_path / "columns draft" / "index.arrow")
+    data = bytearray(found.read_bytes())
+    data[-len(data) // 2] ^= 1
+    found.unlink()
+    found.write_bytes(data)
+    assert not same_index(tmp_path / "columns", index)
+
+
+def test_the_digest_of_what_is_drawn_is_that_of_earlier_versions() -> None:
+    """A rolling checkpoint names it: another one would set its progress aside."""
+    found = [drawn_digest(ENTRIES[:n], "bf16", 77) for n in (0, 1, 6)]
+    assert found == [
+        "35df272a4410f37193d3e68b73cfaa1ef1e1b9e7c94b64c02679af3df58bc1f7",
+        "3921879465f18bf472b3fe41f175a984d110e7ee14c0aa037c8ffb0a4f3a4b16",
+        "cef5db679d7df575797ce9bbc089ed84e12e41bd6446a05e64559c84a1d91060",
+    ]

@@ -156,9 +156,9 @@ def _phase(entries: Sequence[Entry], batch: int) -> ResolvedPhase:
 
 def test_repeats_are_rounds_and_equal_ones_change_no_order():
     """Round r holds the samples with more than r repeats."""
-    assert repeat_in_rounds([4, 5, 7], [1, 3, 2]) == [4, 5, 7, 5, 7, 5]
-    train = [3, 4, 8]
-    twice = repeat_in_rounds(train, [2, 2, 2])
+    assert repeat_in_rounds(np.array([4, 5, 7]), np.array([1, 3, 2])).tolist() == [4, 5, 7, 5, 7, 5]
+    train = np.array([3, 4, 8])
+    twice = repeat_in_rounds(train, np.array([2, 2, 2]))
     order = SampleOrder(7, [np.arange(6)], 2)
     for position in range(20):
         _, place = order.place(position)

@@ -11,7 +11,10 @@ from typing import Any
 from tests.lineage.conftest import trace
 
 from zerotrain import artifact
+from zerotrain.artifact.columns import Columns
+from zerotrain.cache import Entry
 from zerotrain.config.data import DataConfig
+from zerotrain.pipeline.lineage.image import _seen_in_columns
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 RUN = "results/cats"
@@ -178,3 +181,18 @@ def test_a_conditioning_image_is_followed_as_an_image_is(chain: Path) -> None:
     split = samples()["cat.ppm"]
     used = uses("before/cat.ppm")["weights"]
     assert [use["phases"][0]["samples"] for use in used] == [{"cat.ppm": split}] * 3
+
+
+def test_an_image_is_found_in_the_columns_of_a_cache() -> None:
+    """As an image of the train or the holdout split, or as a conditioning image."""
+    image, other, seen = (artifact.digest(name) for name in ("image", "other", "seen"))
+    rest: Any = ("caption", "latents", "text", (8, 8), (0, 0), (8, 8))
+    entries = [
+        Entry("a.png", image, *rest, "train", conditioning_sha256=(other, seen)),
+        Entry("b.png", other, *rest, "holdout"),
+        Entry("c.png", image, *rest, "train"),
+    ]
+    columns = Columns.of(Entry, entries)
+    assert _seen_in_columns(columns, image) == {"a.png": "train", "c.png": "train"}
+    assert _seen_in_columns(columns, other) == {"a.png": "train", "b.png": "holdout"}
+    assert _seen_in_columns(columns, artifact.digest("none")) == {}

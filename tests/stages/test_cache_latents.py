@@ -12,7 +12,7 @@ from safetensors import safe_open
 from tests.builders.caching import SIDE, FakeFamily, Run, StopError, contents, stop_encoding
 
 from zerotrain import artifact
-from zerotrain.cache import encoding, read_cache
+from zerotrain.cache import encoding, read_cache, stacked
 from zerotrain.cache.prompts import Prompts
 from zerotrain.cache.record import LONG_CAPTIONS
 from zerotrain.data.dataset import read_dataset
@@ -223,7 +223,9 @@ def test_large_images_are_encoded_one_at_a_time(run, family, monkeypatch):
 @pytest.mark.parametrize(("dtype", "step"), [("bf16", 2**-8), ("fp16", 2**-11)])
 def test_tensors_are_stored_in_the_type_asked_for_and_read_in_float32(run, family, dtype, step):
     full, half = read_cache(run.cache("full")), read_cache(run.cache("half", dtype=dtype))
-    found, exact = (cache.sample(3)["latents"] for cache in (half, full))
+    found, exact = (
+        stacked([cache.sample(3)], torch.device("cpu"))["latents"] for cache in (half, full)
+    )
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, exact, rtol=step, atol=0)
     sizes = [

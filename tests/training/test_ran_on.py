@@ -12,6 +12,7 @@ import torch
 from tests.builders.states import make_position
 
 from zerotrain import artifact
+from zerotrain.cache.layout import read_index, write_index, write_json_index
 from zerotrain.state.position import read_position
 from zerotrain.state.ran_on import RanOn
 from zerotrain.training.checkpointing import conditions
@@ -122,27 +123,28 @@ def test_only_what_matters_of_a_cache_is_data(training: Any) -> None:
     """Keys, which follow the code that encodes, and held-out samples are no part of it; a caption,
     the order and a mirror image are."""
     found = artifact.read(training.cache, "cache")
-    index = json.loads(found.path("index.json").read_text())
+    index = read_index(found.folder)
+    entries = list(index.entries)
 
-    def changed(**values: Any) -> str:
-        copy = json.loads(json.dumps(index))
-        copy["entries"][0] |= values
+    def changed(write: Any = write_index, **values: Any) -> str:
+        copy = [replace(entries[0], **values), *entries[1:]]
         folder = training.folder / "cache"
-        with artifact.publish(folder, "cache") as draft:
-            artifact.write_json(draft.folder / "index.json", copy)
+        with artifact.publish(folder, "cache", made_by=found.made_by) as draft:
+            write(draft.folder, replace(index, entries=copy, data_sha256=None))
             draft.content = found.content
         return conditions.data_digest(artifact.read(folder, "cache"))
 
     plain = conditions.data_digest(found)
+    assert plain == changed() == changed(write_json_index)
     assert changed(latents="another", text="another") == plain
     for values in (
-        {"caption_sha256": "another"}, {"flipped": "a key"}, {"crop_top_left": [1, 0]},
-        {"split": "holdout"}, {"conditioning_sha256": ["a"]},
+        {"caption_sha256": "another"}, {"flipped": "a key"}, {"crop_top_left": (1, 0)},
+        {"split": "holdout"}, {"conditioning_sha256": ("a",)},
     ):  # fmt: skip
-        assert changed(**values) != plain
-    index["entries"][-1]["caption_sha256"] = "of a held-out sample"
+        assert changed(**values) == changed(write_json_index, **values) != plain
+    entries[-1] = replace(entries[-1], caption_sha256="of a held-out sample")
     assert changed() == plain
-    index["entries"][0], index["entries"][1] = index["entries"][1], index["entries"][0]
+    entries[:2] = entries[1::-1]
     assert changed() != plain
 
 

@@ -17,11 +17,26 @@ from typing import Any
 import torch
 
 from zerotrain import artifact
-from zerotrain.artifact import Artifact
-from zerotrain.cache.layout import KIND, Entry, Index, read_index
+from zerotrain.artifact import Artifact, link_or_copy
+from zerotrain.cache.layout import (
+    COLUMNS,
+    INDEX,
+    KIND,
+    Entry,
+    Index,
+    is_columnar,
+    read_index,
+    write_index,
+    write_json_index,
+)
 from zerotrain.cache.prompts import PROMPTS_INDEX, PromptKeys
 from zerotrain.cache.record import ENCODING
-from zerotrain.cache.token_layout import TokenIndex, read_token_index
+from zerotrain.cache.token_layout import (
+    TokenIndex,
+    read_token_index,
+    write_json_token_index,
+    write_token_index,
+)
 from zerotrain.cache.writer import StoredShards
 from zerotrain.config.models import CacheConfig
 from zerotrain.config.section import ConditionedPrompt
@@ -91,11 +106,30 @@ def with_keys(entries: Sequence[Entry], names: Mapping[str, str]) -> tuple[Entry
 
 
 def same_index(folder: Path, index: Index | TokenIndex) -> bool:
-    """Return whether a cache folder already has this index."""
+    """Return whether a cache folder already has this index, undamaged."""
     with suppress(OSError, ValueError):
         read = read_index if isinstance(index, Index) else read_token_index
+        is_columnar(folder)
         return read(folder) == index
     return False
+
+
+def carry_index(folder: Path, draft: Path, index: Index | TokenIndex, *, unchanged: bool) -> None:
+    """Write the index to a draft of a cache folder.
+
+    Args:
+        folder: The cache folder; an unchanged index keeps its format and its bytes.
+        draft: The folder that the cache is written to.
+        index: The present index.
+        unchanged: Whether `folder` has it already.
+    """
+    if unchanged and is_columnar(folder):
+        for name in (INDEX, COLUMNS):  # another version of the library may write other bytes
+            link_or_copy(folder / name, draft / name)
+    elif isinstance(index, Index):
+        (write_json_index if unchanged else write_index)(draft, index)
+    else:
+        (write_json_token_index if unchanged else write_token_index)(draft, index)
 
 
 def earlier_tokens(folder: Path, index: TokenIndex, stored: StoredShards) -> TokenIndex | None:

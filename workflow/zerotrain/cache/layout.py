@@ -1,23 +1,33 @@
-"""The format of a cache folder: index.json, and the assignment of keys to shards."""
+"""The format of a cache folder: its index, and the assignment of keys to shards.
+
+index.json lists the series with their shards, and index.arrow has a row for each sample
+(artifact.columns), which is mapped and not loaded. An index of format 1, of earlier versions, lists
+the samples in index.json; it is read, and stays as it is until the cache changes.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from zerotrain.artifact import check_name, write_json
+from zerotrain.artifact import check_name, file_sha256, write_json
+from zerotrain.artifact.columns import Columns, read_columns
 from zerotrain.data.dataset import with_tuples
 
 T = TypeVar("T")
 
 KIND = "cache"
 FORMAT = 1
-"""Format of index.json; the format of the keys is in `keys`."""
+"""Format of an index in one JSON file; the format of the keys is in `keys`."""
+COLUMNAR = 2
+"""Format of an index whose samples are in COLUMNS."""
 
 INDEX = "index.json"
+COLUMNS = "index.arrow"
+COLUMNS_SHA256 = "columns_sha256"
 LATENTS, TEXT, CONDITIONING = "latents", "text", "conditioning"
 """The series of shards; the last only for data with conditioning images."""
 
@@ -74,19 +84,21 @@ class Series:
 
 @dataclass(frozen=True)
 class Index:
-    """The content of index.json."""
+    """The content of an index."""
 
     resolution: int
     dtype: str
     repeats: int
     """How often an epoch sees each training sample."""
-    entries: tuple[Entry, ...]
+    entries: Sequence[Entry]
     """In the dataset's order."""
     empty_text: str | None
     """Key of the empty caption; None if each entry has its own."""
     latents: Series
     text: Series
     conditioning: Series | None = None
+    data_sha256: str | None = field(default=None, compare=False)
+    """Digest of what a training draws (cache.drawn_digest); not in format 1."""
 
 
 def shard_file(series: str, number: int, count: int) -> str:
@@ -132,33 +144,72 @@ def key_of(name: str) -> str:
 
 
 def write_index(folder: Path, index: Index) -> None:
-    """Write index.json."""
-    found = asdict(index)
-    # Indexes of earlier versions have no such keys.
-    for entry in found["entries"]:
-        for name in ("flipped", "conditioning", "conditioning_sha256", "empty_text"):
-            if entry[name] is None:
-                del entry[name]
-        for name, default in (("repeats", 1), ("is_regularisation_data", False)):
-            if entry[name] == default:
-                del entry[name]
+    """Write index.json and index.arrow."""
+    head = {**_head(index), "data_sha256": index.data_sha256}
+    write_records(folder, head, Columns.of(Entry, index.entries))
+
+
+def write_json_index(folder: Path, index: Index) -> None:
+    """Write an index of format 1: index.json alone."""
+    optional = {one.name: one.default for one in fields(Entry) if one.default is not MISSING}
+    entries = [
+        {name: v for name, v in asdict(entry).items() if v != optional.get(name, MISSING)}
+        for entry in index.entries
+    ]
+    write_json(folder / INDEX, {"format": FORMAT, **_head(index), "entries": entries})
+
+
+def _head(index: Index) -> dict[str, Any]:
+    found = asdict(replace(index, entries=()))
+    del found["entries"], found["data_sha256"]
     if index.conditioning is None:
         del found["conditioning"]
-    write_json(folder / INDEX, {"format": FORMAT, **found})
+    return found
 
 
 def read_index(folder: Path) -> Index:
-    """Read index.json.
+    """Read an index of either format.
 
     Raises:
-        OSError: the file is missing.
-        ValueError: it is not an index of this format.
+        OSError: a file is missing.
+        ValueError: it is not an index of a known format.
     """
 
     def parse(found: dict[str, Any]) -> Index:
         series = {n: parse_series(found[n]) for n in (LATENTS, TEXT, CONDITIONING) if n in found}
-        entries = tuple(Entry(**with_tuples(entry)) for entry in found["entries"])
+        entries = take_records(folder, found, "entries", Entry)
         return Index(**{**found, **series, "entries": entries})
+
+    return read_document(folder / INDEX, parse)
+
+
+def write_records(folder: Path, head: Mapping[str, Any], records: Columns[Any]) -> None:
+    """Write an index of images or text: its records as columns, the rest as index.json."""
+    records.write(folder / COLUMNS)
+    sha256 = file_sha256(folder / COLUMNS)
+    write_json(folder / INDEX, {"format": COLUMNAR, **head, COLUMNS_SHA256: sha256})
+
+
+def take_records(folder: Path, found: dict[str, Any], name: str, record: type[T]) -> Columns[T]:
+    """Take the records out of a parsed index.json of format 1; of format 2, map index.arrow."""
+    if found.pop(COLUMNS_SHA256, None) is not None:
+        return read_columns(folder / COLUMNS, record)
+    return Columns.of(record, [record(**with_tuples(one)) for one in found.pop(name)])
+
+
+def is_columnar(folder: Path) -> bool:
+    """Return whether a readable index has columns, which must be those that index.json names.
+
+    Raises:
+        OSError: a file is missing.
+        ValueError: it is not an index of a known format, or index.arrow has another digest.
+    """
+
+    def parse(found: dict[str, Any]) -> bool:
+        named = found.get(COLUMNS_SHA256)
+        if named is not None and file_sha256(folder / COLUMNS) != named:
+            raise ValueError(f"{folder / COLUMNS}: is not the one that {INDEX} names")
+        return named is not None
 
     return read_document(folder / INDEX, parse)
 
@@ -180,15 +231,15 @@ def listed_shards(folder: Path, index: str = INDEX) -> list[Shard]:
 
 
 def read_document(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
-    """Read and parse an index of this format, for images, text or prompts.
+    """Read and parse an index of a known format, for images, text or prompts.
 
     Raises:
         OSError: the file is missing.
-        ValueError: it is not an index of this format.
+        ValueError: it is not an index of a known format.
     """
     found = json.loads(path.read_text())
-    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
-        raise ValueError(f"{path}: not an index of format {FORMAT}")
+    if not isinstance(found, dict) or found.pop("format", None) not in (FORMAT, COLUMNAR):
+        raise ValueError(f"{path}: not an index of format {FORMAT} or {COLUMNAR}")
     try:
         return parse(found)
     except (KeyError, TypeError) as error:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from safetensors import safe_open
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
+from zerotrain.artifact.columns import Columns
 from zerotrain.cache.layout import (
     CONDITIONING,
     INDEX,
@@ -23,8 +24,8 @@ from zerotrain.cache.layout import (
     read_index,
     shard_file,
     shard_number,
-    tensor_name,
 )
+from zerotrain.cache.mapped_shard import MappedShard
 from zerotrain.cache.token_layout import TOKENS, Row, read_token_index
 from zerotrain.errors import PipelineError
 
@@ -37,34 +38,23 @@ position 0 begins a separate example, which no token attends to."""
 ON_HOST = ("uniform",)
 """float64 tensors, which not every device supports; values computed from them go to the device."""
 SIZES = ("original_size", "crop_top_left", "target_size")
-HELD = 2**14
-"""Number of keys whose tensors are kept. A view takes a few hundred bytes, its pages none."""
 
 
 class Shards:
-    """The open shards of a cache, by their names."""
+    """The open shards of a cache, by their series and numbers."""
 
     def __init__(self, found: Artifact) -> None:
         self._artifact = found
-        self._open: dict[str, Any] = {}
-        self._held: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
+        self._open: dict[tuple[str, int], MappedShard] = {}
 
     def tensors(self, name: str, series: Series, key: str) -> dict[str, torch.Tensor]:
         """Return the stored tensors of a key: views of the mapped file."""
-        held = self._held.get((name, key))
-        if held is None:
-            if len(self._held) == HELD:
-                self._held.clear()
-            held = self._held[name, key] = self._read(name, series, key)
-        return held
-
-    def _read(self, name: str, series: Series, key: str) -> dict[str, torch.Tensor]:
-        file = shard_file(name, shard_number(key, series.count), series.count)
-        shard = self._open.get(file)
+        number = shard_number(key, series.count)
+        shard = self._open.get((name, number))
         if shard is None:
-            shard = safe_open(self._artifact.path(file), framework="pt")
-            self._open[file] = shard
-        return {tensor: shard.get_tensor(tensor_name(key, tensor)) for tensor in series.tensors}
+            path = self._artifact.path(shard_file(name, number, series.count))
+            shard = self._open[name, number] = MappedShard(path, series.tensors)
+        return shard.tensors(key)
 
 
 class Cache:
@@ -76,18 +66,21 @@ class Cache:
         except (OSError, ValueError) as error:
             raise _unreadable(found, error) from error
         self.artifact = found
-        self.entries: tuple[Entry, ...] = self._index.entries
-        """Samples of both splits, in the dataset's order."""
+        self.entries = Columns.of(Entry, self._index.entries)
+        """Samples of both splits, in the dataset's order; each is built when it is asked for."""
         self.resolution = self._index.resolution
         self.repeats = self._index.repeats
         """How often an epoch sees each sample of the train split."""
         self._shards = Shards(found)
+        self._sizes = [(name, self.entries.numbers(name)) for name in SIZES]
+        self._read = {one.name: self.entries.column(one.name) for one in fields(Entry)}
 
     def sample(
         self, i: int, *, captioned: bool = True, flipped: bool = False
     ) -> dict[str, torch.Tensor]:
         """Read the tensors of sample `i` for a Batch, without the leading dimension.
 
+        Stored ones are views of the mapped files, in the cache's dtype; `stacked` converts them.
         If the text encoder sees conditioning images, the empty caption is the sample's.
 
         Args:
@@ -95,31 +88,32 @@ class Cache:
             captioned: Whether to use its caption's embeddings, or those of the empty caption.
             flipped: Whether to use its mirror image, which the cache must have.
         """
-        entry = self.entries[i]
-        latents = entry.flipped if flipped else entry.latents
-        text = entry.text if captioned else entry.empty_text or self._index.empty_text
+        latents = self._read["flipped" if flipped else LATENTS](i)
+        text = self._read[TEXT](i) if captioned else self._read["empty_text"](i)
+        text = text or self._index.empty_text
         assert latents is not None
         assert text is not None
         return {
-            **self._tensors(LATENTS, self._index.latents, latents),
-            **self._tensors(TEXT, self._index.text, text),
-            **self._conditioning(entry),
-            **{name: torch.tensor(getattr(entry, name)) for name in SIZES},
+            **self._shards.tensors(LATENTS, self._index.latents, latents),
+            **self._shards.tensors(TEXT, self._index.text, text),
+            **self._conditioning(i),
+            **{name: torch.from_numpy(found[i].astype(np.int64)) for name, found in self._sizes},
         }
 
     def latents_shape(self, i: int) -> tuple[int, ...]:
         """Return the shape of the latents of sample `i`: C, h and w."""
-        found = self._shards.tensors(LATENTS, self._index.latents, self.entries[i].latents)
+        found = self._shards.tensors(LATENTS, self._index.latents, self._read[LATENTS](i))
         return tuple(found[LATENTS].shape)
 
-    def _conditioning(self, entry: Entry) -> dict[str, torch.Tensor]:
-        if self._index.conditioning is None or entry.conditioning is None:
-            return {}
-        return self._tensors(CONDITIONING, self._index.conditioning, entry.conditioning)
+    def is_mirrored(self, i: int) -> bool:
+        """Return whether the mirror image of sample `i` is stored, too."""
+        return self._read["flipped"](i) is not None
 
-    def _tensors(self, name: str, series: Series, key: str) -> dict[str, torch.Tensor]:
-        found = self._shards.tensors(name, series, key)
-        return {tensor: value.float() for tensor, value in found.items()}
+    def _conditioning(self, i: int) -> dict[str, torch.Tensor]:
+        key = self._read[CONDITIONING](i)
+        if self._index.conditioning is None or key is None:
+            return {}
+        return self._shards.tensors(CONDITIONING, self._index.conditioning, key)
 
 
 class TokenCache:
@@ -131,7 +125,7 @@ class TokenCache:
         except (OSError, ValueError) as error:
             raise _unreadable(found, error) from error
         self.artifact = found
-        self.entries: tuple[Row, ...] = self._index.rows
+        self.entries = Columns.of(Row, self._index.rows)
         """Rows of both splits; if they are packed, training rows come first."""
         self.repeats = self._index.repeats
         """How often an epoch sees each row of the train split."""
@@ -164,7 +158,7 @@ def read_cache(folder: Path, *, verify: bool = True) -> Cache | TokenCache:
 
 
 def stacked(samples: Sequence[dict[str, torch.Tensor]], device: torch.device) -> Batch:
-    """Stack samples to a batch on a device, except for ON_HOST.
+    """Stack samples to a batch on a device, except for ON_HOST; 16-bit floats become float32.
 
     Token rows are padded to the longest. If other tensors of one name differ in length, they are
     padded with zeros, and `<name>_mask`, bool [B, T], is true for the original elements.
@@ -187,21 +181,27 @@ def stacked(samples: Sequence[dict[str, torch.Tensor]], device: torch.device) ->
 
 
 def _together(tensors: Sequence[torch.Tensor], filler: int = 0) -> torch.Tensor:
-    """Stack tensors of one dtype, with shorter ones padded at the end.
+    """Stack tensors of one dtype, with shorter ones padded at the end; 16-bit floats as float32.
 
     numpy copies them in the calling thread only: torch would start a second team of threads next to
     the one that computes.
     """
-    bits = torch.int16 if tensors[0].dtype == torch.bfloat16 else tensors[0].dtype
-    arrays = [tensor.view(bits).numpy() for tensor in tensors]
+    brain = tensors[0].dtype == torch.bfloat16
+    arrays = [(one.view(torch.uint16) if brain else one).numpy() for one in tensors]
     longest = max((array.shape for array in arrays), key=lambda shape: shape[:1])
-    whole = np.full((len(arrays), *longest), filler, arrays[0].dtype)
+    dtype = np.float32 if brain or arrays[0].dtype == np.float16 else arrays[0].dtype
+    whole = np.empty((len(arrays), *longest), dtype)
+    if any(array.shape != longest for array in arrays):
+        whole[...] = filler
     for number, array in enumerate(arrays):
-        if array.ndim:
-            whole[number, : len(array)] = array
+        place = whole[number, : len(array)] if array.ndim else whole[number : number + 1]
+        if brain:  # a float32 whose lower half is zero
+            bits = place.view(np.uint32)
+            bits[...] = array
+            bits <<= 16
         else:
-            whole[number] = array
-    return torch.from_numpy(whole).view(tensors[0].dtype)
+            place[...] = array
+    return torch.from_numpy(whole)
 
 
 def _unreadable(found: Artifact, error: Exception) -> PipelineError:

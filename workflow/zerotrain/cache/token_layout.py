@@ -1,4 +1,4 @@
-"""The format of a text dataset's cache: index.json, and rows of conversations' tokens.
+"""The format of a text dataset's cache: its index, and rows of conversations' tokens.
 
 Tokens are stored once per conversation. A row of the index is one training sample: a conversation,
 or several concatenated ones if rows are packed.
@@ -7,13 +7,21 @@ or several concatenated ones if rows are packed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from zerotrain.artifact import write_json
-from zerotrain.cache.layout import FORMAT, INDEX, Series, parse_series, read_document
-from zerotrain.data.dataset import with_tuples
+from zerotrain.artifact.columns import Columns
+from zerotrain.cache.layout import (
+    FORMAT,
+    INDEX,
+    Series,
+    parse_series,
+    read_document,
+    take_records,
+    write_records,
+)
 
 TOKENS = "tokens"
 """The only series of shards."""
@@ -32,13 +40,13 @@ class Row:
 
 @dataclass(frozen=True)
 class TokenIndex:
-    """The content of index.json."""
+    """The content of an index."""
 
     max_length: int
     packing: bool
     repeats: int
     """How often an epoch sees each row of the train split."""
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     tokens: Series
 
 
@@ -66,20 +74,32 @@ def pack(lengths: Sequence[int], max_length: int) -> list[list[int]]:
 
 
 def write_token_index(folder: Path, index: TokenIndex) -> None:
-    """Write index.json."""
-    write_json(folder / INDEX, {"format": FORMAT, **asdict(index)})
+    """Write index.json and index.arrow."""
+    write_records(folder, _head(index), Columns.of(Row, index.rows))
+
+
+def write_json_token_index(folder: Path, index: TokenIndex) -> None:
+    """Write an index of format 1: index.json alone."""
+    rows = [asdict(row) for row in index.rows]
+    write_json(folder / INDEX, {"format": FORMAT, **_head(index), "rows": rows})
+
+
+def _head(index: TokenIndex) -> dict[str, Any]:
+    found = asdict(replace(index, rows=()))
+    del found["rows"]
+    return found
 
 
 def read_token_index(folder: Path) -> TokenIndex:
-    """Read index.json.
+    """Read an index of either format.
 
     Raises:
-        OSError: the file is missing.
-        ValueError: it is not an index of this format.
+        OSError: a file is missing.
+        ValueError: it is not an index of a known format.
     """
 
     def parse(found: dict[str, Any]) -> TokenIndex:
-        rows = tuple(Row(**with_tuples(row)) for row in found["rows"])
+        rows = take_records(folder, found, "rows", Row)
         return TokenIndex(**{**found, "rows": rows, TOKENS: parse_series(found[TOKENS])})
 
     return read_document(folder / INDEX, parse)

@@ -14,7 +14,7 @@ from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.cache.code import TOKENS as TOKENS_CODE
 from zerotrain.cache.code import tokenising_digests
-from zerotrain.cache.earlier import earlier_tokens, same_index
+from zerotrain.cache.earlier import carry_index, earlier_tokens, same_index
 from zerotrain.cache.keys import tokens_key
 from zerotrain.cache.layout import KIND
 from zerotrain.cache.record import carry_made_by, carry_record, present
@@ -24,7 +24,6 @@ from zerotrain.cache.token_layout import (
     Row,
     TokenIndex,
     pack,
-    write_token_index,
 )
 from zerotrain.cache.writer import StoredShards, Tensors, place, write_series
 from zerotrain.config.families import ROOT
@@ -178,7 +177,7 @@ def cache_text(
     ) as draft:
         carry_record(output, draft.folder, now, unchanged=unchanged)
         draft.known = place(written, draft.folder)
-        write_token_index(draft.folder, index)
+        carry_index(output, draft.folder, index, unchanged=unchanged)
         train = sum(row.split == "train" for row in rows)
         draft.content = {
             "modality": "text",

@@ -22,17 +22,13 @@ JITTERS = 4096
 """Numbers u that are drawn at a time."""
 
 
-def repeat_in_rounds(samples: Sequence[int], repeats: Sequence[int]) -> list[int]:
+def repeat_in_rounds(samples: NDArray[np.int64], repeats: NDArray[np.int32]) -> NDArray[np.int64]:
     """List samples as often as each is repeated: round r has those with more than r repeats.
 
     Equal repeats give the same list again and again.
     """
-    return [
-        sample
-        for round_ in range(max(repeats, default=0))
-        for sample, count in zip(samples, repeats, strict=True)
-        if count > round_
-    ]
+    rounds = range(int(repeats.max(initial=0)))
+    return np.concatenate([samples[:0], *(samples[repeats > one] for one in rounds)])
 
 
 class SampleOrder:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS
-from zerotrain.cache.earlier import earlier_keys, same_index, with_keys
+from zerotrain.cache.drawn_digest import drawn_digest
+from zerotrain.cache.earlier import carry_index, earlier_keys, same_index, with_keys
 from zerotrain.cache.encoding import Encoding
 from zerotrain.cache.key_ranges import link_published, publish_range, take_ranges
 from zerotrain.cache.layout import (
@@ -21,7 +22,6 @@ from zerotrain.cache.layout import (
     Entry,
     Index,
     KeyRange,
-    write_index,
 )
 from zerotrain.cache.prompts import PROMPT_IMAGES, PROMPTS, PromptKeys, write_prompts
 from zerotrain.cache.record import (
@@ -158,6 +158,7 @@ def cache_latents(
         latents=latents.series,
         text=text.series,
         conditioning=conditioning.series if conditioning else None,
+        data_sha256=drawn_digest(entries, settings.cache.dtype, settings.cache.max_sequence_length),
     )
     unchanged = same_index(output, index)
     # The user's settings are here, not in the identity; the keys of texts depend on them.
@@ -187,7 +188,7 @@ def cache_latents(
             if seen is not None:
                 draft.known |= place(seen, draft.folder)
             write_prompts(draft.folder, prompts, shown.series, seen.series if seen else None)
-        write_index(draft.folder, index)
+        carry_index(output, draft.folder, index, unchanged=unchanged)
         draft.content = {
             "resolution": size,
             "dtype": settings.cache.dtype,

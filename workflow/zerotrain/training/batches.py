@@ -7,7 +7,7 @@ changes no result. The thread uses none of the model's random generators.
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zerotrain.cache import Cache, Entry, Row, TokenCache, stacked
+from zerotrain.cache import Cache, Entry, TokenCache, stacked
 from zerotrain.cache.reader import ON_HOST
 from zerotrain.config.token_routes import kept_tokens
 from zerotrain.config.training import TokenRoute
@@ -53,14 +53,15 @@ class Batches:
         self._cache = cache
         self._phase = phase
         self._image_tokens = image_tokens
-        entries: Sequence[Entry | Row] = cache.entries
-        self._train = [i for i, entry in enumerate(entries) if entry.split == "train"]
-        self._sizes: list[tuple[int, int]] = []
+        self._train = cache.entries.places("split", "train")
+        buckets = [np.arange(phase.derived.epoch_size)]
+        self._counts: dict[tuple[int, int], int] = {}
+        """Number of training images by height and width."""
         if not isinstance(cache, TokenCache):
-            repeats = [cache.entries[number].repeats for number in self._train]
+            repeats = cache.entries.numbers("repeats")[self._train]
+            self._counts = _count_sizes(cache, self._train)
             self._train = repeat_in_rounds(self._train, repeats)
-            self._sizes = [cache.entries[number].target_size for number in self._train]
-        buckets = self._list_buckets(phase.derived.epoch_size)
+            buckets = self._split_by_size(cache, buckets[0])
         self._order = SampleOrder(phase.seed, buckets, phase.train.global_batch_size, first)
 
     def batch(self, first: int, size: int, device: torch.device) -> Batch:
@@ -83,7 +84,7 @@ class Batches:
     def name(self, position: int) -> str:
         """Return the name that a user knows a sample by: its file, or its row in the cache."""
         _, place = self._order.place(position)
-        number = self._train[place % len(self._train)]
+        number = int(self._train[place % len(self._train)])
         entry = self._cache.entries[number]
         return entry.file if isinstance(entry, Entry) else f"row {number} of the cache"
 
@@ -92,7 +93,7 @@ class Batches:
 
         A dataset of one size is as small as the user made it.
         """
-        counts = Counter(size for _, size in {*zip(self._train, self._sizes, strict=False)})
+        counts = self._counts
         batch = self._phase.train.global_batch_size
         small = [size for size in counts if counts[size] < batch]
         if len(counts) < 2 or not small:
@@ -104,22 +105,20 @@ class Batches:
             f"once, each with other noise; data.aspect_buckets.merge_below: {batch} avoids it"
         )
 
-    def _list_buckets(self, epoch_size: int) -> list[NDArray[np.int64]]:
-        """List the places in an epoch of the samples of each size, in the order of the sizes."""
-        places = np.arange(epoch_size)
-        if not self._sizes:
+    def _split_by_size(self, cache: Cache, places: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Split the places in an epoch by the sizes of their samples, in the sizes' order."""
+        if len(self._counts) == 1:
             return [places]
-        names = {size: name for name, size in enumerate(sorted({*self._sizes}))}
-        buckets = np.array([names[size] for size in self._sizes])[places % len(self._sizes)]
-        return [places[buckets == name] for name in names.values()]
+        drawn = _name_sizes(cache, self._train)[places % len(self._train)]
+        return [places[drawn == height << 32 | width] for height, width in self._counts]
 
     def _row(self, cache: TokenCache, position: int) -> dict[str, torch.Tensor]:
         _, place = self._order.place(position)
-        return cache.sample(self._train[place % len(self._train)])
+        return cache.sample(int(self._train[place % len(self._train)]))
 
     def _image(self, cache: Cache, position: int) -> dict[str, torch.Tensor]:
         epoch, place = self._order.place(position)
-        number = self._train[place % len(self._train)]
+        number = int(self._train[place % len(self._train)])
         draw = draw_sample(
             self._phase.seed,
             epoch,
@@ -127,7 +126,7 @@ class Batches:
             shape=cache.latents_shape(number),
             caption_dropout=self._phase.train.caption_dropout_probability or 0.0,
             noise_offset=self._phase.derived.objective.get("noise_offset", 0.0),
-            random_flip=cache.entries[number].flipped is not None,
+            random_flip=cache.is_mirrored(number),
         )
         sample = {
             **cache.sample(number, captioned=not draw.drop_caption, flipped=draw.flip),
@@ -160,6 +159,22 @@ class Batches:
             tokens=tokens,
         )
         return torch.from_numpy(orders)
+
+
+def _name_sizes(cache: Cache, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Name the size of each sample by one number: height << 32 | width."""
+    found = cache.entries.numbers("target_size")[samples]
+    names: NDArray[np.int64] = found[:, 0].astype(np.int64) << 32 | found[:, 1]
+    return names
+
+
+def _count_sizes(cache: Cache, samples: NDArray[np.int64]) -> dict[tuple[int, int], int]:
+    """Count samples by height and width, sorted."""
+    sizes, counts = np.unique(_name_sizes(cache, samples), return_counts=True)
+    return {
+        (int(size >> 32), int(size & 0xFFFFFFFF)): int(count)
+        for size, count in zip(sizes, counts, strict=True)
+    }
 
 
 def move_to_device(batch: Batch, device: torch.device) -> Batch:

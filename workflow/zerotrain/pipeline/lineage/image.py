@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import file_sha256
+from zerotrain.artifact.columns import Columns
 from zerotrain.artifact.layout import RESULTS
-from zerotrain.cache.layout import INDEX
+from zerotrain.cache.layout import COLUMNS, INDEX, Entry, read_index
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.lineage.chain import SHORT, Node, Walk
 from zerotrain.pipeline.lineage.index import ArtifactIndex
@@ -166,8 +167,10 @@ def _samples_of(checkpoint: Node, sha256: str) -> Seen | None:
         if "modality" in made.content:
             return {}  # text
         try:
-            entries = json.loads((made.folder / INDEX).read_text())["entries"]
-            return _seen(entries, sha256)
+            if COLUMNS in made.files:
+                entries = read_index(made.folder).entries
+                return _seen_in_columns(Columns.of(Entry, entries), sha256)
+            return _seen(json.loads((made.folder / INDEX).read_text())["entries"], sha256)
         except (OSError, ValueError, KeyError, TypeError):
             pass
         link = next((link for link in cache.node.links if link.name == "dataset"), None)
@@ -181,6 +184,12 @@ def _seen(samples: Any, sha256: str) -> Seen:
         return {}
     alike = (one for one in samples if isinstance(one, dict) and sha256 in _hashes(one))
     return {str(one.get("file")): str(one.get("split")) for one in alike}
+
+
+def _seen_in_columns(entries: Columns[Entry], sha256: str) -> Seen:
+    places = [entries.places(name, sha256) for name in ("image_sha256", "conditioning_sha256")]
+    alike = (entries[int(place)] for place in sorted({*places[0], *places[1]}))
+    return {one.file: one.split for one in alike}
 
 
 def _hashes(sample: dict[str, Any]) -> set[Any]:

@@ -81,25 +81,17 @@ def data_digest(cache: Artifact) -> str:
     For images it covers the pixels, captions, crops and sizes of the train split, and the user's
     settings of their encoding; for text the dataset.
     """
-    from zerotrain.cache.layout import INDEX  # its package imports torch, which checks do without
+    # Its package imports torch, which checks do without.
+    from zerotrain.cache.drawn_digest import drawn_digest
+    from zerotrain.cache.layout import INDEX, LATENTS, read_index
 
-    made_by = {"max_sequence_length": cache.made_by.get("max_sequence_length")}
-    index = json.loads(cache.path(INDEX).read_text()) if INDEX in cache.files else {}
-    if "entries" not in index:
+    length = cache.made_by.get("max_sequence_length")
+    if INDEX not in cache.files or LATENTS not in json.loads(cache.path(INDEX).read_text()):
         dataset = cache.parents.get("dataset", {}).get("identity", cache.identity)
-        return artifact.digest({"dataset": dataset, **made_by})
-    samples = [
-        [
-            *(entry[key] for key in ("image_sha256", "caption_sha256", "original_size")),
-            *(entry[key] for key in ("crop_top_left", "target_size")),
-            "flipped" in entry,
-            entry.get("conditioning_sha256"),
-        ]
-        for entry in index["entries"]
-        if entry["split"] == "train"
-    ]
+        return artifact.digest({"dataset": dataset, "max_sequence_length": length})
+    index = read_index(cache.folder)
     dtype = cache.content.get("dtype")
-    return artifact.digest({"samples": samples, "dtype": dtype, **made_by})
+    return index.data_sha256 or drawn_digest(index.entries, dtype, length)
 
 
 def manifest_content(trains: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,10 +33,11 @@ class HeldOutImages:
     """
 
     def __init__(self, cache: Cache, seed: int, most: int = MOST_SAMPLES) -> None:
-        entries = cache.entries
-        held_out = [i for i, entry in enumerate(entries) if entry.split == "holdout"]
-        taken = sorted(held_out, key=lambda i: (entries[i].image_sha256, i))[:most]
+        held_out = cache.entries.places("split", "holdout").tolist()
+        sha256 = cache.entries.column("image_sha256")
+        taken = sorted(held_out, key=lambda i: (sha256(i), i))[:most]
         self._cache, self._seed = cache, seed
+        self._sizes = cache.entries.column("target_size")
         pairs = [(i, level) for level in range(TIMESTEPS) for i in taken]
         self._pairs = sorted(pairs, key=self._size)
 
@@ -53,7 +54,8 @@ class HeldOutImages:
         return found
 
     def _size(self, pair: tuple[int, int]) -> tuple[int, int]:
-        return self._cache.entries[pair[0]].target_size
+        size: tuple[int, int] = self._sizes(pair[0])
+        return size
 
     def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
         i, level = self._pairs[place]
@@ -69,9 +71,9 @@ class HeldOutText:
     """Held-out examples of a text cache; at most `most`, chosen in the same way."""
 
     def __init__(self, cache: TokenCache, most: int) -> None:
-        rows = cache.entries
-        held_out = [i for i, row in enumerate(rows) if row.split == "holdout"]
-        self._taken = sorted(held_out, key=lambda i: (rows[i].sha256, i))[:most]
+        held_out = cache.entries.places("split", "holdout").tolist()
+        sha256 = cache.entries.column("sha256")
+        self._taken = sorted(held_out, key=lambda i: (sha256(i), i))[:most]
         self._cache = cache
 
     def __len__(self) -> int:

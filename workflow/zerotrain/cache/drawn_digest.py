@@ -1,0 +1,59 @@
+"""The digest of what a training draws from a cache of images, regardless of keys and code.
+
+A cache's index has it, so that a training of millions of images does not compute it at its start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from zerotrain.cache.layout import Entry
+
+HOLE = '"samples":[]'
+
+
+def drawn_digest(entries: Iterable[Entry], dtype: Any, max_sequence_length: Any) -> str:
+    """Compute the digest of the train split's pixels, captions, crops and sizes.
+
+    It is `artifact.digest` of {"samples": [...], "dtype": ..., "max_sequence_length": ...}, without
+    the whole list in memory.
+
+    Args:
+        entries: Samples of both splits.
+        dtype: The cache's dtype.
+        max_sequence_length: The setting that texts were encoded with.
+    """
+    values = {"samples": [], "dtype": dtype, "max_sequence_length": max_sequence_length}
+    before, after = _canonical(values).split(HOLE)
+    found = hashlib.sha256(f"{before}{HOLE[:-1]}".encode())
+    for text in _separated(_canonical(_drawn(one)) for one in entries if one.split == "train"):
+        found.update(text.encode())
+    found.update(f"]{after}".encode())
+    return found.hexdigest()
+
+
+def _drawn(entry: Entry) -> list[Any]:
+    # Left out at its default, as digests of earlier versions have no such value.
+    repeats = [{"repeats": entry.repeats}] if entry.repeats != 1 else []
+    return [
+        entry.image_sha256,
+        entry.caption_sha256,
+        entry.original_size,
+        entry.crop_top_left,
+        entry.target_size,
+        entry.flipped is not None,
+        entry.conditioning_sha256,
+        *repeats,
+    ]
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _separated(texts: Iterable[str]) -> Iterator[str]:
+    for number, text in enumerate(texts):
+        yield f",{text}" if number else text
