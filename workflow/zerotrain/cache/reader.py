@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
+from zerotrain.artifact.in_use import hold
 from zerotrain.cache.layout import (
     CONDITIONING,
     INDEX,
@@ -76,6 +77,8 @@ class Cache:
         except (OSError, ValueError) as error:
             raise _unreadable(found, error) from error
         self.artifact = found
+        self.held: IO[str] | None = None
+        """Open while the cache is read, so that nothing is removed from its folder."""
         self.entries: tuple[Entry, ...] = self._index.entries
         """Samples of both splits, in the dataset's order."""
         self.resolution = self._index.resolution
@@ -131,6 +134,7 @@ class TokenCache:
         except (OSError, ValueError) as error:
             raise _unreadable(found, error) from error
         self.artifact = found
+        self.held: IO[str] | None = None
         self.entries: tuple[Row, ...] = self._index.rows
         """Rows of both splits; if they are packed, training rows come first."""
         self.repeats = self._index.repeats
@@ -160,7 +164,9 @@ def read_cache(folder: Path, *, verify: bool = True) -> Cache | TokenCache:
         PipelineError: it is missing, unfinished or of another format, or a file differs.
     """
     found = artifact.read(folder, KIND, verify=verify)
-    return TokenCache(found) if found.content.get("modality") == "text" else Cache(found)
+    cache = TokenCache(found) if found.content.get("modality") == "text" else Cache(found)
+    cache.held = hold(folder)
+    return cache
 
 
 def stacked(samples: Sequence[dict[str, torch.Tensor]], device: torch.device) -> Batch:
