@@ -204,8 +204,9 @@ class KeptJobs:
         """Report, after the last job, the kept jobs whose inputs have changed."""
         for job, files in self.outdated().items():
             print(describe(job, files), file=sys.stderr)
+        dag = self._workflow.dag
         for job in self._bases:
-            if is_built_for_another(job):
+            if any(map(dag.finished, dag.dependencies[job])) and is_built_for_another(job):
                 print(describe_base(job), file=sys.stderr)
 
     def outdated(self) -> dict[Any, list[Any]]:
