@@ -15,6 +15,7 @@ from tests.builders.images import make_image_config
 
 from zerotrain import artifact
 from zerotrain.cache import Cache, encoding, read_cache
+from zerotrain.cache.writer import ORPHANS
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.models.families.conditioning import Conditioning
@@ -134,8 +135,9 @@ def stop_encoding(family: FakeFamily, after: int, patch: pytest.MonkeyPatch) -> 
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder."""
-    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*.*")}
+    """Every file of a folder, without its orphans."""
+    files = [file for file in folder.rglob("*.*") if folder / ORPHANS not in file.parents]
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
 
 
 def pixel_run(images: Path, side: int, **data: Any) -> RunConfig:

@@ -93,6 +93,20 @@ def test_a_whole_chain_reaches_the_images(chain: Path) -> None:
     assert "source: photos  folder, 4 samples" in said
 
 
+def test_a_base_that_was_built_for_the_dataset_before_an_edit_breaks_no_chain(chain: Path) -> None:
+    """A base of a preset stays as it is built; a note says for which dataset that was."""
+    earlier = {"dataset": {"path": "results/data/cats", "identity": "0" * 64}}
+    edit("results/cats/base", parents=earlier)
+    code, said = trace(WEIGHTS)
+    assert code == 0
+    note = (
+        "results/cats/base: built for an earlier state of results/data/cats, dataset 000000000000"
+    )
+    assert note in said
+    edit("results/data/cats/cache/64", parents=earlier)
+    assert ("different", "results/data/cats") in named()
+
+
 def recorded(step: int, *versions: str) -> dict[str, Any]:
     """What a phase that ended at a step recorded; each version came 1 step before the end."""
     pairs = itertools.pairwise(versions)

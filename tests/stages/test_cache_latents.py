@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,28 @@ def test_editing_some_samples_encodes_those_and_gives_the_bytes_of_a_fresh_cache
     assert contents(edited) == contents(run.cache("fresh"))
 
 
+def test_a_rename_and_a_duplicate_encode_nothing_and_a_new_encoder_everything(run, family, capsys):
+    """Keys are of contents; images and captions are counted apart."""
+    run.cache()
+    for suffix in (".png", ".txt"):
+        (run.images / f"04{suffix}").rename(run.images / f"renamed{suffix}")
+        shutil.copy(run.images / f"06{suffix}", run.images / f"copied{suffix}")
+    capsys.readouterr()
+    run.cache()
+    assert "encoded 0 of 20 latents, 0 of 4 captions" in capsys.readouterr().out
+    for name in ("00", "01", "02"):
+        (run.images / f"{name}.txt").write_text(f"castle {name}")
+    run.cache()
+    assert "encoded 0 of 20 latents, 3 of 7 captions" in capsys.readouterr().out
+    for number in range(5):
+        Image.new("RGB", (20, 20), (number, 9, 9)).save(run.images / f"{10 + number}.png")
+    run.cache()
+    assert "encoded 5 of 20 latents, 0 of 7 captions" in capsys.readouterr().out
+    run.base(vae="2", text_encoder="2")
+    run.cache()
+    assert "encoded 20 of 20 latents, 7 of 7 captions" in capsys.readouterr().out
+
+
 def test_nothing_new_loads_no_encoders(run, family, capsys):
     first = contents(run.cache())
     loads = family.loads
@@ -163,16 +186,16 @@ def test_captions_that_are_too_long_are_counted_and_listed_once(run, family, cap
 
 
 def test_captions_in_chunks_are_encoded_again_and_images_are_not(run, family, capsys):
-    run.cache()
+    """Back to the first choice, nothing is: its captions were kept."""
+    before = contents(run.cache())
     run.train["long_captions"] = "chunk"
     capsys.readouterr()
     run.cache()
     assert "encoded 0 of 20 latents, 4 of 4 captions" in capsys.readouterr().out
     assert family.long_captions == "chunk"
     del run.train["long_captions"]
-    run.cache()
-    assert "encoded 0 of 20 latents, 4 of 4 captions" in capsys.readouterr().out
-    assert family.long_captions == "truncate"
+    assert contents(run.cache()) == before
+    assert "encoded 0 of 20 latents, 0 of 4 captions" in capsys.readouterr().out
 
 
 def test_another_length_of_captions_encodes_them_again(run, family, capsys):

@@ -80,6 +80,14 @@ def record_files(data, output):
     DatasetFiles(DataConfig(**data), output.parent).record({})
 
 
+def parent(folder):
+    """How a manifest names the dataset of a base."""
+    found = json.loads((folder / "manifest.json").read_text())
+    known = {name: found[name] for name in ("kind", "content", "files")}
+    text = json.dumps(known, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return {"path": str(folder), "identity": hashlib.sha256(text.encode()).hexdigest()}
+
+
 def listed(path, content):
     """A file of the folder, written, and how its manifest lists it."""
     path.write_text(json.dumps(content))
@@ -168,9 +176,12 @@ def main():
             of_payload = sha256(path.parent / "payload.bin")
             files["payload.bin"] = {"sha256": of_payload, "bytes": payload.digest_size}
         kind = "dataset" if stage == "prepare_dataset" else path.parent.name
+        parents = {}
+        if stage == "build_base" and "dataset" in options:
+            parents["dataset"] = parent(Path(options["dataset"]).parent)
         manifest = {
             "format": 1, "kind": kind, "content": {"output": name, **content},
-            "files": files, "parents": {}, "made_by": {},
+            "files": files, "parents": parents, "made_by": {},
         }  # fmt: skip
         path.write_text(json.dumps(manifest, indent=1))
 

@@ -78,6 +78,22 @@ def test_dvc_a_folder_that_was_made_again_leaves_nothing_to_do(agreed):
 
 
 @pytest.mark.slow
+def test_an_edited_caption_leaves_the_base_of_a_preset_alone(agreed):
+    """Whichever program runs; afterwards the other has nothing to do."""
+    agreed.edit("photos/cat.txt", "a cat", "a cat that sleeps")
+    expected = agreed.planned("train")
+    assert "build_base" not in expected
+    agreed.must("dvc", "repro", "--quiet")
+    assert Counter(agreed.calls()) == expected
+    assert agreed.planned("train") == {}
+    agreed.edit("photos/dog.txt", "a dog", "a dog that runs")
+    agreed.build("train")
+    assert Counter(agreed.calls()) == expected
+    assert clean(agreed)
+    assert agreed.planned("train") == {}
+
+
+@pytest.mark.slow
 def test_new_content_under_an_old_time_is_seen(agreed):
     """As `rsync -a` or `tar` leave it: by Snakemake's own rules nothing would run."""
     photo = agreed.folder / "photos" / "cat.png"

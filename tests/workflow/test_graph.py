@@ -33,7 +33,9 @@ from zerotrain.errors import EXIT_USER_ERROR
 FROM_TRAINING = {name: count for name, count in FROM_LAUNCH.items() if name != "render_launch"}
 RENDERING = {"render_launch": 2, "report": 1}
 FROM_BASE = EVALUATIONS | {"build_base": 1, "render_launch": 1}
-FROM_DATASET = EVALUATIONS | {"prepare_dataset": 1, "build_base": 1, "render_launch": 2}
+FROM_DATASET = EVALUATIONS | {"prepare_dataset": 1, "render_launch": 2}
+FROM_BOTH = FROM_BASE | FROM_DATASET
+BUT_THE_BASE = EVERYTHING | {"build_base": 0}
 
 TARGETS = {
     "all": EVERYTHING,
@@ -84,14 +86,14 @@ def test_graph_default_target_is_everything_and_a_second_run_does_nothing(projec
 RERUN = config("  resolution: 64", "  resolution: 64\n  code_changes: rerun")
 APPENDED = "launch: zero2_offload\n  - {name: third, until: 900, launch: torch}\n"
 EDITS = {
-    "a caption": (rewrite("photos/cat.txt", "a cat that sleeps\n"), EVERYTHING),
-    "an image": (rewrite("photos/cat.png", "other pixels"), EVERYTHING),
+    "a caption": (rewrite("photos/cat.txt", "a cat that sleeps\n"), BUT_THE_BASE),
+    "an image": (rewrite("photos/cat.png", "other pixels"), BUT_THE_BASE),
     "an added image": (
         both(rewrite("photos/cow.png", "pixels of a cow"), rewrite("photos/cow.txt", "a cow")),
-        EVERYTHING,
+        BUT_THE_BASE,
     ),
-    "a removed image": (both(remove("photos/cat.png"), remove("photos/cat.txt")), EVERYTHING),
-    "data.repeats": (config("num_workers: 1", "num_workers: 1\n  repeats: 2"), EVERYTHING),
+    "a removed image": (both(remove("photos/cat.png"), remove("photos/cat.txt")), BUT_THE_BASE),
+    "data.repeats": (config("num_workers: 1", "num_workers: 1\n  repeats: 2"), BUT_THE_BASE),
     "seed": (config("seed: 1", "seed: 2"), EVERYTHING | {"prepare_dataset": 0, "cache_latents": 1}),
     "train.learning_rate": (config("1.0e-3", "2.0e-3"), FROM_LAUNCH),
     # The second phase starts from the first one's state.
@@ -156,10 +158,10 @@ EDITS = {
         source("models/families/pipelines.py"),
         FROM_BASE | {"cache_latents": 1},
     ),
-    "artifact/manifest.py": (source("artifact/manifest.py"), FROM_DATASET),
+    "artifact/manifest.py": (source("artifact/manifest.py"), FROM_BOTH),
     "a value and a source": (
         both(config("until: 700", "until: 800"), source("artifact/manifest.py")),
-        FROM_DATASET | {"train_phase": 1, "export_weights": 1},
+        FROM_BOTH | {"train_phase": 1, "export_weights": 1},
     ),
     "cli/stages.py": (source("cli/stages.py"), NOTHING),
     "pipeline/new_run.py": (source("pipeline/new_run.py"), NOTHING),
@@ -231,7 +233,7 @@ def test_graph_half_trained_run_plans_the_rest_whatever_the_code(project):
     source("training/loop.py")(project)
     assert project.planned("train") == FROM_TRAINING
     source("artifact/manifest.py")(project)
-    assert project.planned("train") == FROM_TRAINING | FROM_DATASET
+    assert project.planned("train") == FROM_TRAINING | FROM_BOTH
 
 
 OTHER_MACHINE = """
@@ -260,6 +262,38 @@ def test_graph_dataset_edit_leaves_a_base_from_a_folder_alone(built_on_folder, e
     """A real base model does not depend on the dataset: it is not taken in again."""
     EDITS[edit][0](built_on_folder)
     assert built_on_folder.planned("train") == without_zeros(EVERYTHING | {"build_base": 0})
+
+
+@pytest.mark.slow
+def test_graph_base_of_a_preset_stays_as_it_is_built_until_it_is_asked_for(built):
+    """An edited dataset does not build it again, nor does an upgrade after that; asking for it
+    does, removing it, and an edit of a value that it is built from."""
+    base = built.folder / "results/tiny/base/manifest.json"
+    EDITS["a caption"][0](built)
+    source("stages/build_base.py")(built)
+    assert built.planned("train") == without_zeros(BUT_THE_BASE)
+    before = base.read_bytes()
+    assert "build_base results/tiny/base: kept as it is" in built.must(
+        "snakemake", "--cores", "2", "train"
+    )
+    assert base.read_bytes() == before
+    assert built.planned("train") == NOTHING
+    asked = without_zeros(EVERYTHING | {"prepare_dataset": 0, "render_launch": 1})
+    assert built.planned("--forcerun", "build_base", "--", "train") == asked
+    config("seed: 1", "seed: 2")(built)
+    assert built.planned("train") == asked | {"render_launch": 2}
+    config("seed: 2", "seed: 1")(built)
+    shutil.rmtree(base.parent)
+    assert built.planned("train") == asked
+    built.snakemake("--cores", "1", "base", FAIL="build_base")
+    assert built.planned("base") == {"build_base": 1}
+    built.build("train")
+    assert built.planned("train") == NOTHING
+    rewrite("photos/cat.txt", "a cat that jumps\n")(built)
+    config("seed: 1", "seed: 2")(built)
+    built.snakemake("--cores", "1", "base", FAIL="build_base")
+    config("seed: 2", "seed: 1")(built)
+    assert built.planned("base") == {"build_base": 1}  # its record is gone: it counts as stale
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def test_a_switch_that_fails_restores_the_configuration(stopped):
 @pytest.mark.parametrize(
     ("edited", "jobs"),
     [
-        ("photos/cat.txt", "build_base, cache_latents, prepare_dataset"),
+        ("photos/cat.txt", "cache_latents, prepare_dataset"),
         ("workflow/zerotrain/cache/encoding.py", "cache_latents"),
     ],
 )
@@ -209,7 +209,7 @@ def test_a_profile_that_hushes_snakemake_hides_no_job(stopped):
     assert printed.endswith(": render_launch, train_phase, export_weights\n")
     stopped.append("photos/cat.txt", "\nEDITED = 1\n")
     printed = switch(stopped, "--to", "zero2", code=2)
-    assert "build_base, cache_latents, prepare_dataset would run first" in printed
+    assert "cache_latents, prepare_dataset would run first" in printed
 
 
 @pytest.mark.parametrize(

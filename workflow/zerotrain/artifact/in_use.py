@@ -1,14 +1,17 @@
 """Protection of folders that a process reads from removal: a shared kernel lock on the manifest.
 
-The lock ends with its process. On a file system without such locks nothing is protected, and
-nothing waits.
+A folder that is being made again has no manifest, and is replaced at the end: its writers lock the
+folder above it. A lock ends with its process. On a file system without such locks nothing is
+protected, and nothing waits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -28,16 +31,61 @@ def hold(folder: Path) -> IO[str] | None:
     return stream
 
 
+def is_held(folder: Path) -> bool:
+    """Return whether a process protects a published folder from removal."""
+    with contextlib.suppress(FileNotFoundError), (folder / MANIFEST).open() as stream:
+        return not _lock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return False
+
+
+class WriterLock:
+    """A claim of this process to write a folder, until `release` or the end of the process.
+
+    Several writers may share it; a process in `without_writers` is waited for.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._place: int | None = None
+        with contextlib.suppress(FileNotFoundError):
+            self._place = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+            _lock(self._place, fcntl.LOCK_SH)
+
+    def release(self) -> None:
+        """Give up the claim."""
+        if self._place is not None:
+            os.close(self._place)
+            self._place = None
+
+    __del__ = release
+
+
+@contextlib.contextmanager
+def without_writers(folder: Path) -> Iterator[bool]:
+    """Keep writers of a folder and its neighbours waiting; yield False if one is at work."""
+    place = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield _lock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(place)
+
+
+def _lock(descriptor: int, how: int) -> bool:
+    """Lock an open file; return False if another process holds it."""
+    try:
+        fcntl.flock(descriptor, how)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # no locks here
+    return True
+
+
 def remove(folder: Path) -> bool:
     """Remove a published folder, unless a process holds it; return whether it is gone."""
     # Network file systems lock only files that are open for writing.
     with (folder / MANIFEST).open("r+") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _lock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
             return False
-        except OSError:
-            pass
         # Under this name it no longer counts, even if the removal is interrupted.
         removed = folder.with_name(f".{folder.name}{REMOVED}")
         if removed.exists():

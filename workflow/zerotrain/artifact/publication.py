@@ -26,6 +26,8 @@ class UnpublishedFolder:
     content: dict[str, Any] = field(default_factory=dict)
     known: dict[str, str] = field(default_factory=dict)
     """sha256 of files that the writer has hashed already, by name: they are not read again."""
+    unlisted: frozenset[str] = frozenset()
+    """Names of folders directly inside whose files are no part of the artifact."""
 
 
 @contextlib.contextmanager
@@ -66,7 +68,8 @@ def _publish(
         yield draft
         # If linked files include a manifest, writing through it would change its source.
         (new / MANIFEST).unlink(missing_ok=True)
-        names = sorted(p.relative_to(new).as_posix() for p in new.rglob("*") if p.is_file())
+        found = sorted(p.relative_to(new).as_posix() for p in new.rglob("*") if p.is_file())
+        names = [name for name in found if name.partition("/")[0] not in draft.unlisted]
         files = {
             name: {
                 "sha256": draft.known.get(name) or file_sha256(new / name),
@@ -76,7 +79,7 @@ def _publish(
         }
         write_json(new / MANIFEST, _manifest(kind, draft.content, files, parents, made_by))
         _share(new, names)
-        for name in [*files, MANIFEST]:
+        for name in [*found, MANIFEST]:
             sync(new / name)
         for directory in [p for p in new.rglob("*") if p.is_dir()]:
             sync(directory)

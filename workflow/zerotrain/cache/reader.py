@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ import torch
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.columns import Columns
+from zerotrain.artifact.in_use import hold
 from zerotrain.cache.layout import (
     CONDITIONING,
     INDEX,
@@ -66,6 +67,8 @@ class Cache:
         except (OSError, ValueError) as error:
             raise _unreadable(found, error) from error
         self.artifact = found
+        self.held: IO[str] | None = None
+        """Open while the cache is read, so that nothing is removed from its folder."""
         self.entries = Columns.of(Entry, self._index.entries)
         """Samples of both splits, in the dataset's order; each is built when it is asked for."""
         self.resolution = self._index.resolution
@@ -125,6 +128,7 @@ class TokenCache:
         except (OSError, ValueError) as error:
             raise _unreadable(found, error) from error
         self.artifact = found
+        self.held: IO[str] | None = None
         self.entries = Columns.of(Row, self._index.rows)
         """Rows of both splits; if they are packed, training rows come first."""
         self.repeats = self._index.repeats
@@ -154,7 +158,9 @@ def read_cache(folder: Path, *, verify: bool = True) -> Cache | TokenCache:
         PipelineError: it is missing, unfinished or of another format, or a file differs.
     """
     found = artifact.read(folder, KIND, verify=verify)
-    return TokenCache(found) if found.content.get("modality") == "text" else Cache(found)
+    cache = TokenCache(found) if found.content.get("modality") == "text" else Cache(found)
+    cache.held = hold(folder)
+    return cache
 
 
 def stacked(samples: Sequence[dict[str, torch.Tensor]], device: torch.device) -> Batch:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from zerotrain.cache.comparison import first_deviation, spread
 from zerotrain.cache.record import ENCODING, RECORD, Record, read_record, write_record
-from zerotrain.cache.writer import PARTIAL, StoredShards, Tensors
+from zerotrain.cache.writer import ORPHANS, PARTIAL, PUBLISHED, StoredShards, Tensors
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,23 @@ def keep_equal(stored: StoredShards, folder: Path, groups: Sequence[Group], now:
         if waiting != now:
             stored.forget([key for key in stored.waiting() if key not in wanted])
         for group in groups:
-            _compare(stored, group, waiting, now, waits=True)
+            _compare(stored, group, waiting, now, PARTIAL)
         write_record(folder / PARTIAL / RECORD, now)
     published = read_record(folder / ENCODING)
     for group in groups:
-        _compare(stored, group, published, now, waits=False)
+        _compare(stored, group, published, now, PUBLISHED)
+    for place in sorted(folder.glob(f"{ORPHANS}/*/")):
+        encoded = read_record(place / RECORD)
+        for group in groups:
+            _compare(stored, group, encoded, now, f"{ORPHANS}/{place.name}")
 
 
 def _compare(
-    stored: StoredShards, group: Group, before: Record | None, now: Record, *, waits: bool
+    stored: StoredShards, group: Group, before: Record | None, now: Record, origin: str
 ) -> None:
     changes = None if before is None else before.changes(now, group.code)
     keys = [key for key in dict.fromkeys(group.keys) if key in stored]
-    keys = [key for key in keys if stored.waits(key) is waits]
+    keys = [key for key in keys if stored.origin(key) == origin]
     if not keys or changes == {}:
         return
     chosen = spread(keys)

@@ -17,6 +17,7 @@ from zerotrain.cache.code import tokenising_digests
 from zerotrain.cache.earlier import carry_index, earlier_tokens, same_index
 from zerotrain.cache.keys import tokens_key
 from zerotrain.cache.layout import KIND
+from zerotrain.cache.orphans import keep_orphans
 from zerotrain.cache.record import carry_made_by, carry_record, present
 from zerotrain.cache.reuse import Group, keep_equal
 from zerotrain.cache.token_layout import (
@@ -177,6 +178,8 @@ def cache_text(
     ) as draft:
         carry_record(output, draft.folder, now, unchanged=unchanged)
         draft.known = place(written, draft.folder)
+        shard_size = settings.cache.shard_size
+        keep_orphans(stored, by_key, output, draft, shard_size=shard_size)
         carry_index(output, draft.folder, index, unchanged=unchanged)
         train = sum(row.split == "train" for row in rows)
         draft.content = {

@@ -1,7 +1,8 @@
 """Writing of a cache shard by shard, reusing the content of an earlier cache in the same folder.
 
 A finished shard waits in `partial/` inside the folder, named by its digest, until the cache is
-published and replaces the folder: a killed run loses only the shard that it was filling.
+published and replaces the folder: a killed run loses only the shard that it was filling. What a
+published cache no longer has is in `orphans/` (zerotrain.cache.orphans).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -18,10 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from zerotrain.artifact import file_sha256, link_or_copy
+from zerotrain.artifact.in_use import WriterLock
 from zerotrain.cache.layout import (
     INDEX,
     WHOLE,
@@ -43,19 +46,26 @@ Tensors = dict[str, torch.Tensor]
 """The tensors of one key, by name."""
 
 PARTIAL = "partial"
+ORPHANS = "orphans"
+"""Folder of what no published cache has any more: a folder for each record of what encoded it."""
 BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}
 """Bytes per element of the stored dtypes, by safetensors' names."""
 HEADER_BYTES = 256
 """Upper bound of a tensor's bytes in a shard's header."""
 
 
-class _Shard(NamedTuple):
-    """An intact shard of a folder."""
+class StoredShard(NamedTuple):
+    """A shard of a folder."""
 
     path: Path
     sha256: str
     names: dict[str, list[str]]
     """Names of its tensors by key."""
+    origin: str
+    """PARTIAL, a folder of ORPHANS, or PUBLISHED."""
+
+
+PUBLISHED = ""
 
 
 class StoredShards:
@@ -70,7 +80,10 @@ class StoredShards:
         self.damaged: list[Path] = []
         """Shards that do not match their digest; nothing is read from them."""
         self.record = record
-        self._shards: list[_Shard] = []
+        self._lock = WriterLock(folder)
+        self._folder = folder
+        self._shards: list[StoredShard] = []
+        self._orphans: dict[str, StoredShard] = {}
         self._open: dict[Path, Any] = {}
         self._names: dict[str, tuple[Path, list[str]]] = {}
         self._earlier: dict[str, str] = {}
@@ -80,8 +93,17 @@ class StoredShards:
                 self.add(path, sha256)
             else:
                 self.damaged.append(path)
+        for path in sorted(folder.glob(f"{ORPHANS}/*/*.safetensors")):
+            try:
+                shard = self._opened(path, path.stem)
+            except (OSError, SafetensorError):
+                _report_damaged_orphan(path)
+                continue
+            self._orphans |= dict.fromkeys(shard.names, shard)
 
     def __contains__(self, key: str) -> bool:
+        if key not in self._names and key in self._orphans:
+            self._take_in(self._orphans[key])
         return key in self._names
 
     def tensors(self, key: str) -> Tensors:
@@ -103,16 +125,42 @@ class StoredShards:
 
     def add(self, path: Path, sha256: str) -> None:
         """Add an intact shard."""
+        self._shards.append(self._opened(path, sha256))
+        self._index(self._shards[-1])
+
+    def _opened(self, path: Path, sha256: str) -> StoredShard:
         self._open[path] = safe_open(path, framework="pt")
         by_key: dict[str, list[str]] = {}
         for name in self._open[path].keys():  # noqa: SIM118
             by_key.setdefault(key_of(name), []).append(name)
-        self._shards.append(_Shard(path, sha256, by_key))
-        self._index(self._shards[-1])
+        return StoredShard(path, sha256, by_key, self._origin(path))
 
-    def waits(self, key: str) -> bool:
-        """Return whether a key's tensors wait in `partial/`, in no published cache."""
-        return self._names[key][0].parent.name == PARTIAL
+    def _origin(self, path: Path) -> str:
+        first, *rest = path.relative_to(self._folder).parts
+        if first == ORPHANS:
+            return f"{ORPHANS}/{rest[0]}"
+        return PARTIAL if first == PARTIAL else PUBLISHED
+
+    def _take_in(self, orphan: StoredShard) -> None:
+        """Make an orphan's content available if it is intact: only such are hashed."""
+        for key in orphan.names:
+            del self._orphans[key]
+        if file_sha256(orphan.path) == orphan.sha256:
+            self._shards.append(orphan)
+            self._index(orphan)
+        else:
+            _report_damaged_orphan(orphan.path)
+
+    def origin(self, key: str) -> str:
+        """Return where a key's tensors are: PARTIAL, a folder of ORPHANS, or PUBLISHED."""
+        return self._origin(self._names[key][0])
+
+    def shards(self) -> list[StoredShard]:
+        """List the shards, with those first whose tensors are read; then orphans that were not
+        looked into."""
+        unread = {shard.path: shard for shard in self._orphans.values()}
+        known = sorted(self._shards, key=lambda shard: shard.origin.startswith(ORPHANS))
+        return [*known, *unread.values()]
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Make content under earlier keys available under new ones; `names` maps new to earlier."""
@@ -138,11 +186,18 @@ class StoredShards:
 
     def waiting(self) -> list[str]:
         """List the keys whose tensors wait in `partial/`."""
-        return [key for key in self._names if self.waits(key)]
+        return [key for key in self._names if self.origin(key) == PARTIAL]
 
-    def _index(self, shard: _Shard) -> None:
-        self._names.update({key: (shard.path, names) for key, names in shard.names.items()})
+    def _index(self, shard: StoredShard) -> None:
+        found = {key: (shard.path, names) for key, names in shard.names.items()}
+        if shard.origin.startswith(ORPHANS):
+            found = {key: place for key, place in found.items() if key not in self._names}
+        self._names.update(found)
         self._whole[tuple(sorted(shard.names))] = (shard.path, shard.sha256)
+
+
+def _report_damaged_orphan(path: Path) -> None:
+    print(f"WARNING: {path} is damaged; nothing is taken from it", file=sys.stderr)
 
 
 def _listed(folder: Path) -> list[tuple[Path, str]]:
@@ -211,7 +266,7 @@ def write_series(
             tensors
             for held in final
             if stored.shard(held) is None
-            for tensors in _pieces(
+            for tensors in pieces(
                 ((k, stored.tensors(k) if k in stored else next(encoded)) for k in held), shard_size
             )
         )
@@ -225,7 +280,7 @@ def write_series(
     for number, held in enumerate(ranges):
         if not held:
             continue
-        path, sha256 = stored.shard(held) or _write_shard(
+        path, sha256 = stored.shard(held) or write_shard(
             _named((key, stored.tensors(key)) for key in held), folder / PARTIAL, stored.record
         )
         file = shard_file(name, number, len(ranges))
@@ -255,7 +310,7 @@ def _ranges(
         count *= 2
 
 
-def _pieces(found: Iterable[tuple[str, Tensors]], limit: int) -> Iterator[Tensors]:
+def pieces(found: Iterable[tuple[str, Tensors]], limit: int) -> Iterator[Tensors]:
     """Group tensors into shards below the limit: one, unless some are larger than expected."""
     piece: list[tuple[str, Tensors]] = []
     total = 0
@@ -286,7 +341,7 @@ def _write_in_background(
     with ThreadPoolExecutor(1) as pool:
         before: Future[tuple[Path, str]] | None = None
         for tensors in shards:
-            now = pool.submit(_write_shard, tensors, partial, record)
+            now = pool.submit(write_shard, tensors, partial, record)
             if before is not None:
                 yield before.result()
             before = now
@@ -294,7 +349,8 @@ def _write_in_background(
             yield before.result()
 
 
-def _write_shard(tensors: Tensors, partial: Path, record: Record | None) -> tuple[Path, str]:
+def write_shard(tensors: Tensors, partial: Path, record: Record | None) -> tuple[Path, str]:
+    """Write a shard under its digest into a folder, next to the record of what encoded it."""
     unfinished = partial / f"unfinished-{os.getpid()}"
     with writing(partial.parent):
         partial.mkdir(parents=True, exist_ok=True)

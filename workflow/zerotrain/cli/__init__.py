@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.cli import groups, inspection, launch, resume, stages, start, weights
+from zerotrain.cli import caches, groups, inspection, launch, resume, stages, start, weights
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError, device_out_of_memory
 
 HELP = "Reproducible training: datasets, caches, DeepSpeed ZeRO or none, exported weights."
@@ -27,7 +27,7 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Export and publish": (weights.export, weights.publish),
     "Inspect and verify": (
         *(inspection.why, inspection.doctor, inspection.trace, groups.state_app, groups.verify_app),
-        *(inspection.cluster_app, groups.dvc_app),
+        *(caches.cache_app, inspection.cluster_app, groups.dvc_app),
     ),
     "Called by rules and set-up": (
         *(stages.prepare_dataset, stages.build_base, stages.cache_latents, stages.render_launch),

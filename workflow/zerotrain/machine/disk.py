@@ -107,4 +107,6 @@ def check_folder(folder: Path, phase: str) -> None:
 
 def size(count: int) -> str:
     """Format bytes with decimal units, as for disks: 46.2 GB."""
+    if count < 1e5:
+        return f"{count / 1e3:.1f} kB"
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

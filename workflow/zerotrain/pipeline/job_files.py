@@ -18,13 +18,25 @@ from zerotrain.data.files import Changes, DatasetFiles
 from zerotrain.pipeline.graph.code import Code, is_listing
 
 RULE = "prepare_dataset"
+BASES = ("build_base", "build_shared_base", "build_base_of_data")
+"""The rules that provide a base."""
 
 
 def inputs_of(job: Any) -> list[str]:
     """List the files whose changes rerun a job: its inputs, a dataset's files, and its sources."""
     code, dataset = job.params.get("code"), dataset_files(job)
-    inputs = [*map(str, job.input)] if dataset is None else dataset.paths
+    inputs = sorted(set(map(str, job.input)) - unwatched(job)) if dataset is None else dataset.paths
     return [*inputs, *(code.files if isinstance(code, Code) else ())]
+
+
+def unwatched(job: Any) -> set[str]:
+    """Return the inputs whose changes do not rerun a job: the dataset that a preset is built for.
+
+    A preset that is built stays as it is: with another tokenizer or autoencoder, every sample would
+    be encoded again.
+    """
+    dataset = job.input.get("dataset") if job.rule.name in BASES else None
+    return {str(dataset)} if dataset else set()
 
 
 def dataset_files(job: Any) -> DatasetFiles | None:

@@ -5,6 +5,9 @@ files, a dataset or a base, mostly with the same bytes, and everything after the
 again. This module takes such jobs out of the plan, unless a value, a file or a missing result
 requires them. If an input ends up with other bytes, this run reports it and the next plan runs the
 job.
+
+A base that was built from a preset is kept as well when its dataset changes: with another tokenizer
+or autoencoder, every sample would be encoded again and every phase trained again.
 """
 
 from __future__ import annotations
@@ -18,12 +21,15 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from zerotrain import artifact
 from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import ADDED_LATER
+from zerotrain.errors import PipelineError
+from zerotrain.pipeline.former_results import LONG_AGO
 from zerotrain.pipeline.graph.code import KEPT as KEPT_CODE
 from zerotrain.pipeline.graph.code import is_code, is_code_changed, is_listing
-from zerotrain.pipeline.job_files import dataset_files, find_dataset_changes
+from zerotrain.pipeline.job_files import dataset_files, find_dataset_changes, unwatched
 from zerotrain.pipeline.terminal.changes import NOT_SET, Change, find_changes
 
 TRAINING, EXPORT, CACHE = "train_phase", "export_weights", "cache_latents"
@@ -51,6 +57,7 @@ class KeptJobs:
     def __init__(self, workflow: Any) -> None:
         self._workflow = workflow
         self._kept: list[Any] = []
+        self._bases: list[Any] = []
 
     async def change_plan(self) -> None:
         """Remove from the plan the jobs that only a code change reruns."""
@@ -63,6 +70,7 @@ class KeptJobs:
         removed = [job for job in dag._needrun if job not in edited]
         gone = {str(path) for job in removed for path in job.output}
         self._kept = [job for job in removed if job.rule.name in KEPT]
+        self._bases = [job for job in removed if unwatched(job)]
         for job in removed:
             dag._needrun.discard(job)
             dag._n_until_ready.pop(job, None)
@@ -81,12 +89,19 @@ class KeptJobs:
         Returns:
             None if the job does not run.
         """
-        before = [edited[one] for one in self._workflow.dag.dependencies[job] if one in edited]
+        needed = self._workflow.dag.dependencies[job]
+        before = [
+            edited[one]
+            for one, files in needed.items()
+            if one in edited and not unwatched(job).issuperset(map(str, files))
+        ]
         if job.rule.norun:
             return any(before) if before or await self._trigger(job) else None
         trigger = await self._trigger(job)
         if trigger == Trigger.EDIT or any(before):
             return True
+        if unwatched(job) and (is_built_for_another(job) or any(map(edited.get, needed))):
+            return None  # built again by its new code, it would be of the new dataset
         own_code = job.params.get("code") not in (None, KEPT_CODE)
         if job.rule.name in (TRAINING, EXPORT) and own_code:  # code_changes: rerun
             return True if trigger or before else None
@@ -126,7 +141,9 @@ class KeptJobs:
         if oldest is None:
             return []
         found = []
-        for path in job.input:
+        # What a failed job left is older than all inputs.
+        ignored = set() if oldest == LONG_AGO[1] else unwatched(job)
+        for path in (path for path in job.input if str(path) not in ignored):
             if not await path.exists() or not await path.is_newer(oldest):
                 continue
             if self._has_same_dataset(job):
@@ -187,6 +204,10 @@ class KeptJobs:
         """Report, after the last job, the kept jobs whose inputs have changed."""
         for job, files in self.outdated().items():
             print(describe(job, files), file=sys.stderr)
+        dag = self._workflow.dag
+        for job in self._bases:
+            if any(map(dag.finished, dag.dependencies[job])) and is_built_for_another(job):
+                print(describe_base(job), file=sys.stderr)
 
     def outdated(self) -> dict[Any, list[Any]]:
         """Find the kept jobs whose inputs other jobs of this call made with other content."""
@@ -212,6 +233,16 @@ def is_trained(job: Any) -> bool:
     output = Path(job.output["manifest"]).parent
     progress = Path(job.params["progress"])
     return published.is_current(launch, base, cache, start, progress, output)
+
+
+def is_built_for_another(job: Any) -> bool:
+    """Return whether a base was built for another dataset than the one that is prepared now."""
+    try:
+        base = artifact.read_manifest(Path(job.output.manifest).parent, "base")
+        dataset = artifact.read_manifest(Path(job.input.dataset).parent, "dataset")
+    except PipelineError:
+        return False
+    return base.parents.get("dataset", {}).get("identity") not in (None, dataset.identity)
 
 
 def is_added_default(change: Change) -> bool:
@@ -242,6 +273,15 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
         models[0]
         if len(models) == 1 and getattr(annotation, "__origin__", None) is not list
         else None
+    )
+
+
+def describe_base(job: Any) -> str:
+    """Describe a base that is kept though its dataset is another one now."""
+    return (
+        f"{job.rule.name} {Path(job.output.manifest).parent}: kept as it is, built for the dataset "
+        f"before the edit; `snakemake --forcerun {job.rule.name}` builds it again, and then all is "
+        "encoded and trained again"
     )
 
 

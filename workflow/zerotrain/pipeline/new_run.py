@@ -151,7 +151,10 @@ def _chosen(
         "export": {"dtype": "fp32"},
     }
     if options.text is None:
-        chosen |= {"cache": {"dtype": "fp32"}, "evaluate": {"images_per_prompt": 4}}
+        chosen |= {
+            "cache": {"dtype": "fp32" if small else "bf16"},
+            "evaluate": {"images_per_prompt": 4},
+        }
     else:
         shard = CacheConfig.model_fields["shard_size"].default
         chosen |= {"cache": {"shard_size": shard}, "evaluate": {"max_new_tokens": 128}}

@@ -23,6 +23,7 @@ from zerotrain.cache.layout import (
     Index,
     KeyRange,
 )
+from zerotrain.cache.orphans import keep_orphans
 from zerotrain.cache.prompts import PROMPT_IMAGES, PROMPTS, PromptKeys, write_prompts
 from zerotrain.cache.record import (
     LONG_CAPTIONS,
@@ -188,6 +189,9 @@ def cache_latents(
             if seen is not None:
                 draft.known |= place(seen, draft.folder)
             write_prompts(draft.folder, prompts, shown.series, seen.series if seen else None)
+        wanted = {*_latents(entries), *_texts(entries, empty_text), *images}
+        wanted |= {*_shown_texts(prompts), *shown_images}
+        keep_orphans(stored, wanted, output, draft, shard_size=settings.cache.shard_size)
         carry_index(output, draft.folder, index, unchanged=unchanged)
         draft.content = {
             "resolution": size,

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from zerotrain.pipeline.job_files import RULE as PREPARING
+from zerotrain.pipeline.job_files import unwatched
 from zerotrain.pipeline.snakemake import DEFAULT_CONFIG
 
 LOOKING = False
@@ -96,11 +98,13 @@ def stage_command(job: Any, config: Path) -> str:
     """Return the command that runs only this job, whatever Snakemake's metadata says.
 
     DVC calls it when an input file or value has changed; before, DVC removes the job's outputs,
-    except for persistent ones.
+    except for persistent ones. The dataset of a preset is no dependency of its stage, so it may not
+    be prepared yet.
     """
     chosen = "" if config == DEFAULT_CONFIG else f" --configfile {config}"
     outputs = " ".join(map(str, job.output))
-    return f"snakemake --cores all{chosen} --force --allowed-rules {job.rule.name} -- {outputs}"
+    rules = f"{job.rule.name} {PREPARING}" if unwatched(job) else job.rule.name
+    return f"snakemake --cores all{chosen} --force --allowed-rules {rules} -- {outputs}"
 
 
 def config_of(command: str) -> Path | None:

@@ -26,6 +26,7 @@ from zerotrain.pipeline.dvc.jobs import in_order, stage_name, workflow_of
 from zerotrain.pipeline.dvc.pipeline import LOCK, current_stages, load_pipeline
 from zerotrain.pipeline.dvc.storage import commit_stages, open_repo
 from zerotrain.pipeline.former_results import make_stale
+from zerotrain.pipeline.job_files import unwatched
 
 
 def has_unseen_changes(outputs: Mapping[str, Iterable[str]]) -> bool:
@@ -123,7 +124,7 @@ def _has_other_content(workflow: Any, job: Any, looked: float) -> bool:
     """Return whether an input has new content but an older time."""
     limit = workflow.dag_settings.max_checksum_file_size
     for path in job.input:
-        if path.is_ancient or changed_at(path) <= looked:
+        if str(path) in unwatched(job) or path.is_ancient or changed_at(path) <= looked:
             continue
         checksums = workflow.persistence.input_checksums(job, path)
         if len(checksums) == 1 and None not in checksums:

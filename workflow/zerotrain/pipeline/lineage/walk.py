@@ -86,7 +86,8 @@ class Walker:
             node.findings += self._files.check(found, shown)
             self._add_unlisted(node, found)
         node.facts = facts_of(found)
-        node.links = [self._link(found, name, found.parents[name]) for name in _ordered(found)]
+        names = [name for name in _ordered(found) if not self._is_left_behind(node, found, name)]
+        node.links = [self._link(found, name, found.parents[name]) for name in names]
         node.links += self._undeclared_parents(found)
         if found.kind == "base":
             node.links += self._taken_from(node, found)
@@ -136,6 +137,21 @@ class Walker:
             note = f"{path}: {found}; the same {kind} is at {node.path}"
             node.notes += [note] if note not in node.notes else []
         return Link(name, identity, node, how)
+
+    def _is_left_behind(self, node: Node, child: Artifact, name: str) -> bool:
+        """Return whether a parent is the dataset that a base was built for, and was edited since: a
+        base stays as it is built."""
+        if child.kind != "base" or name != "dataset":
+            return False
+        recorded = child.parents[name]
+        folder, identity = self._index.resolve(recorded["path"]), recorded["identity"]
+        trouble = self._trouble(folder, identity)
+        if trouble is None or trouble[0] != "different" or self._index.find_by_identity(identity):
+            return False
+        node.notes.append(
+            f"{node.path}: built for an earlier state of {trouble[1]}, dataset {identity[:SHORT]}"
+        )
+        return True
 
     def _trouble(self, folder: Path, identity: str | None) -> tuple[Problem, str, str] | None:
         """Return how a folder differs from a child's record: problem, place, and what was found."""
