@@ -85,6 +85,7 @@ def with_keys(entries: Sequence[Entry], names: Mapping[str, str]) -> tuple[Entry
             flipped=names[entry.flipped] if entry.flipped else None,
             conditioning=names[entry.conditioning] if entry.conditioning else None,
             empty_text=names[entry.empty_text] if entry.empty_text else None,
+            other_texts=tuple(names[key] for key in entry.other_texts or ()) or None,
         )
         for entry in entries
     )

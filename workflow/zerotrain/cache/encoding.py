@@ -134,6 +134,8 @@ class Encoding:
             else None,
             conditioning_sha256=tuple(one.image.image_sha256 for one in images) or None,
             empty_text=self.text_key("", seen) if seen else None,
+            other_captions_sha256=tuple(map(caption_sha256, sample.other_captions)) or None,
+            other_texts=tuple(self.text_key(one, seen) for one in sample.other_captions) or None,
         )
 
     def _located(self, sample: Sample) -> tuple[Located, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -48,6 +48,14 @@ class Entry:
     """Digests of its conditioning images."""
     empty_text: str | None = None
     """Key of the empty caption with its conditioning images, if the text encoder sees them."""
+    other_captions_sha256: tuple[str, ...] | None = None
+    """Digests of its other captions, of which a turn can draw one."""
+    other_texts: tuple[str, ...] | None = None
+    """Keys of their embeddings."""
+
+
+OPTIONAL = {one.name: one.default for one in fields(Entry) if one.default is not MISSING}
+"""Fields that an index leaves out at their defaults."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +119,8 @@ def write_index(folder: Path, index: Index) -> None:
     found = asdict(index)
     # Indexes of earlier versions have no such keys.
     for entry in found["entries"]:
-        for name in ("flipped", "conditioning", "conditioning_sha256", "empty_text"):
-            if entry[name] is None:
+        for name, default in OPTIONAL.items():
+            if entry[name] == default:
                 del entry[name]
     if index.conditioning is None:
         del found["conditioning"]

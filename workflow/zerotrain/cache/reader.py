@@ -84,7 +84,7 @@ class Cache:
         self._shards = Shards(found)
 
     def sample(
-        self, i: int, *, captioned: bool = True, flipped: bool = False
+        self, i: int, *, captioned: bool = True, flipped: bool = False, caption: int = 0
     ) -> dict[str, torch.Tensor]:
         """Read the tensors of sample `i` for a Batch, without the leading dimension.
 
@@ -94,10 +94,12 @@ class Cache:
             i: Its position in `entries`.
             captioned: Whether to use its caption's embeddings, or those of the empty caption.
             flipped: Whether to use its mirror image, which the cache must have.
+            caption: Which of its captions to use.
         """
         entry = self.entries[i]
         latents = entry.flipped if flipped else entry.latents
-        text = entry.text if captioned else entry.empty_text or self._index.empty_text
+        texts = (entry.text, *(entry.other_texts or ()))
+        text = texts[caption] if captioned else entry.empty_text or self._index.empty_text
         assert latents is not None
         assert text is not None
         return {

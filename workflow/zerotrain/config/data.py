@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from zerotrain.config.captions import CaptionConfig
 from zerotrain.config.section import Name, Section, Side, Whole
 
 TEXT_SOURCES = ("text", "sums", "complaints")
@@ -14,6 +15,7 @@ IMAGE_KEYS = (
     *("images", "follow_symlinks", "metadata", "caption_extension", "max_pixels"),
     *("caption_strategy", "instance_prompt", "aspect_buckets", "random_flip"),
     *("conditioning_images", "conditioning_columns"),
+    *CaptionConfig.model_fields,
 )
 TEXT_KEYS = (
     *("path", "format", "subset", "hub_split"),
@@ -88,7 +90,7 @@ class BucketConfig(Section):
         return self
 
 
-class DataConfig(Section):
+class DataConfig(CaptionConfig):
     """Where samples come from. A data name is shared by runs: it is encoded once."""
 
     name: Name | None = Field(

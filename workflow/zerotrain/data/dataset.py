@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -49,6 +49,13 @@ class Sample:
     split: Literal["train", "holdout"]
     conditioning: tuple[ConditioningImage, ...] = ()
     """In the order in which the model reads them; every sample has the same number."""
+    other_captions: tuple[str, ...] = ()
+    """More captions of a training image: each turn draws one of all."""
+
+    @property
+    def captions(self) -> tuple[str, ...]:
+        """Return all captions, of which each turn draws one."""
+        return (self.caption, *self.other_captions)
 
 
 class HasSplit(Protocol):
@@ -148,7 +155,10 @@ def _sample(entry: Mapping[str, Any]) -> Sample:
 
 
 def _entry(sample: Sample) -> dict[str, Any]:
-    found = asdict(sample)
-    if not sample.conditioning:
-        del found["conditioning"]  # manifests of earlier versions have no such key
-    return found
+    # Manifests of earlier versions have no such keys.
+    defaults = {one.name: one.default for one in fields(Sample) if one.default is not MISSING}
+    return {
+        name: value
+        for name, value in asdict(sample).items()
+        if name not in defaults or value != defaults[name]
+    }

@@ -33,6 +33,8 @@ class Found:
     """Why it cannot be used; None if there is no known reason before its pixels are read."""
     conditioning: tuple[str, ...] = ()
     """Its conditioning images, each named within the conditioning_source of its position."""
+    other_captions: tuple[str, ...] = ()
+    """More captions of it (captions.edit_captions)."""
 
 
 class Source(ABC):

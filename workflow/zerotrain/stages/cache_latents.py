@@ -74,7 +74,8 @@ def cache_latents(
         if not isinstance(asked, str):
             check_sampling(base, len(asked[1]), "validation.conditioning_images")
     prompts = {asked: encoding.prompt_keys(asked) for asked in settings.validation_prompts}
-    captions = [sample.caption for sample in samples.samples]
+    captioned = [replace(one, caption=text) for one in samples.samples for text in one.captions]
+    captions = [sample.caption for sample in captioned]
     limits = family.caption_limits(base, captions, settings.cache.max_sequence_length)
     artifact.recover_interrupted_publish(output)
     now = present(encoding.code, device=encoding.device)
@@ -152,7 +153,7 @@ def cache_latents(
         if shown is not None or limits:
             (draft.folder / RECORDS).mkdir(exist_ok=True)
         if limits:
-            write_long_captions(draft.folder, limits, samples.samples)
+            write_long_captions(draft.folder, limits, captioned)
         if shown is not None:
             draft.known |= place(shown, draft.folder)
             if seen is not None:
@@ -199,4 +200,6 @@ def _shown_texts(prompts: Mapping[str | ConditionedPrompt, PromptKeys]) -> list[
 def _texts(entries: Sequence[Entry], empty_text: str | None) -> list[str]:
     """Return the keys of all captions, and of the empty caption: one, or one for each sample."""
     empty = [entry.empty_text for entry in entries if entry.empty_text is not None]
-    return [*(entry.text for entry in entries), *([empty_text] if empty_text else empty)]
+    others = [key for entry in entries for key in entry.other_texts or ()]
+    texts = [*(entry.text for entry in entries), *others]
+    return [*texts, *([empty_text] if empty_text else empty)]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.config.data import DataConfig
+from zerotrain.data.captions import describe_changes, edit_captions, split_captions
 from zerotrain.data.conditioning import check_equal_numbers
 from zerotrain.data.conditioning_file import check_opaque
 from zerotrain.data.conversation import Conversation, conversations_content
@@ -94,7 +95,7 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
     summary = f"{count['train']} {what} to train on and {count['holdout']} held out"
     if conditioning:
         summary += f", each with {conditioning} conditioning image{'s' * (conditioning > 1)}"
-    captions = len({sample.caption for sample in images})
+    captions = len({caption for sample in images for caption in sample.captions})
     print(summary + (f", with {captions} different captions" if images else ""))
     if images:
         for line in format_summary(summarise_images(images, resolution, data.aspect_buckets)):
@@ -103,9 +104,11 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
 
 def _checked_images(source: Source, data: DataConfig) -> Iterator[Sample | Found]:
     """Read and check every image of the source once."""
-    found = source.found()
+    found, changed = edit_captions(source.found(), lambda file: data)
     for note in source.notes:
         _warn(note)
+    if changes := describe_changes(changed, sum(not entry.reason for entry in found)):
+        print(changes)
     yield from progress(
         in_order(lambda entry: _check(source, entry, data), found, data.num_workers),
         len(found),
@@ -133,16 +136,19 @@ def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
     except BadImageError as error:
         return Found(entry.file, reason=str(error))
     image_sha256 = hashlib.sha256(content).hexdigest()
+    split = choose_split(image_sha256, data.holdout)
+    caption, *others = split_captions(entry, data, split)
     return Sample(
         file=entry.file,
         image_sha256=image_sha256,
-        caption=entry.caption,
-        caption_sha256=caption_sha256(entry.caption),
+        caption=caption,
+        caption_sha256=caption_sha256(caption),
         original_size=image.size,
         size=limit_pixels(image.size, data.max_pixels),
         crop=centre_crop(image.size),
-        split=choose_split(image_sha256, data.holdout),
+        split=split,
         conditioning=conditioning,
+        other_captions=tuple(others),
     )
 
 

@@ -19,7 +19,7 @@ from zerotrain.cache import Cache, Entry, Row, TokenCache, stacked
 from zerotrain.cache.reader import ON_HOST
 from zerotrain.config.token_routes import kept_tokens
 from zerotrain.config.training import TokenRoute
-from zerotrain.data.draws import draw_routes, draw_sample
+from zerotrain.data.draws import draw_routes, draw_sample, draw_variant
 from zerotrain.data.order import SampleOrder
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.families import Batch
@@ -128,7 +128,12 @@ class Batches:
             random_flip=cache.entries[self._train[0]].flipped is not None,
         )
         sample = {
-            **cache.sample(number, captioned=not draw.drop_caption, flipped=draw.flip),
+            **cache.sample(
+                number,
+                captioned=not draw.drop_caption,
+                flipped=draw.flip,
+                **self._variants(cache.entries[number], epoch, place),
+            ),
             "noise": torch.from_numpy(draw.noise),
             "uniform": torch.tensor(draw.uniform, dtype=torch.float64),
         }
@@ -137,6 +142,13 @@ class Batches:
                 self._phase.train.tread_config.routes, epoch, place, sample
             )
         return sample
+
+    def _variants(self, entry: Entry, epoch: int, place: int) -> dict[str, int]:
+        """Return the stored variants of a sample that its turn draws, if it has any."""
+        if not entry.other_texts:
+            return {}
+        draw = draw_variant(self._phase.seed, epoch, place)
+        return {"caption": int(draw.caption * (1 + len(entry.other_texts or ())))}
 
     def _routes(
         self,

@@ -15,6 +15,7 @@ from typing import Any
 from zerotrain.artifact import MANIFEST, Artifact
 from zerotrain.config.data import DataConfig
 from zerotrain.data import metadata
+from zerotrain.data.captions import prepare_captions
 from zerotrain.data.conversation import Conversation
 from zerotrain.data.dataset import caption_sha256
 from zerotrain.data.digits import MD5, digits_file
@@ -200,7 +201,12 @@ def _check_images(
         return [*findings, Finding("missing", table, expected, error.what)], []
     for sample in samples:
         place, caption = captions[sample["file"]]
-        if caption is not None and caption_sha256(caption) == sample["caption_sha256"]:
+        made = prepare_captions(caption, data, sample["split"]) if caption is not None else ()
+        if (
+            made
+            and caption_sha256(made[0]) == sample["caption_sha256"]
+            and [*made[1:]] == sample.get("other_captions", [])
+        ):
             continue
         problem: Problem = "missing" if caption is None else "different"
         shown = place if data.source == "digits" else index.display(Path(place))

@@ -37,6 +37,8 @@ MOVED = {**{key: key for key in ROUNDING_KEYS}, "num_cpu_threads_per_process": T
 SETTINGS = {*ROUNDING_KEYS, "cache"}
 """Keys of ran_on that the configuration sets, as it sets DeepSpeed's: a phase may have other values
 than the one before it."""
+VARIANTS = ("other_captions_sha256",)
+"""Fields of a cache's entries that say what else a turn of a sample can draw."""
 TEXT_LENGTH = 12
 MOST_SHOWN = 4
 
@@ -94,12 +96,19 @@ def data_digest(cache: Artifact) -> str:
             *(entry[key] for key in ("crop_top_left", "target_size")),
             "flipped" in entry,
             entry.get("conditioning_sha256"),
+            *_variants(entry),
         ]
         for entry in index["entries"]
         if entry["split"] == "train"
     ]
     dtype = cache.content.get("dtype")
     return artifact.digest({"samples": samples, "dtype": dtype, **made_by})
+
+
+def _variants(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what a turn of a sample can draw, and how it counts; nothing without any."""
+    found = {key: entry[key] for key in VARIANTS if key in entry}
+    return [found] if found else []
 
 
 def manifest_content(trains: Mapping[str, Any]) -> dict[str, Any]:
