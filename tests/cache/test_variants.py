@@ -14,6 +14,7 @@ from zerotrain.cache import read_cache
 from zerotrain.config.training import TrainConfig
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.draws import draw_variant
+from zerotrain.errors import PipelineError
 from zerotrain.training.batches import Batches
 from zerotrain.training.checkpointing.conditions import data_digest
 
@@ -98,3 +99,44 @@ def test_what_a_turn_can_draw_decides_what_is_trained(run, family):
 def test_draws_of_variants_are_numbers_for_ever():
     found = draw_variant(1, 2, 12345)
     assert (found.caption, found.view) == pytest.approx((0.509570416312, 0.621015885071))
+
+
+CROPS = {"alignment": 8, "crop": "random", "sizes": [[16, 8]], "crop_variants": 3}
+
+
+def test_parts_of_an_image_are_encoded_and_drawn(run, family, capsys):
+    """3 parts of each training image, and their mirror images; the first is that of one variant."""
+    one = read_cache(run.cache("one", data={"aspect_buckets": {**CROPS, "crop_variants": 1}}))
+    cache = read_cache(run.cache("three", data={"aspect_buckets": CROPS, "random_flip": True}))
+    trained = [i for i, entry in enumerate(cache.entries) if entry.split == "train"]
+    parts = {key for one in cache.entries for key in (one.latents, *(one.other_latents or ()))}
+    mirrored = {
+        key for i in trained for key in (cache.entries[i].flipped, *cache.entries[i].other_flipped)
+    }
+    encoded = len(parts | mirrored)
+    assert encoded > 5 * len(trained) + 20 - len(trained)  # some draws are of the same part
+    assert f"encoded {encoded} of {encoded} latents" in capsys.readouterr().out
+    for i, (entry, first) in enumerate(zip(cache.entries, one.entries, strict=True)):
+        assert (entry.latents, entry.crop_top_left) == (first.latents, first.crop_top_left)
+        assert (entry.other_latents is not None) == (i in trained)
+        assert first.other_latents is first.other_crops is None
+    batches = Batches(cache, make_phase(len(trained)))
+    seen = set()
+    for position in range(4 * len(trained)):
+        batch = batches.batch(position, 1, CPU)
+        epoch, place = batches._order.place(position)
+        number = trained[place]
+        view = int(draw_variant(3, epoch, place).view * 3)
+        entry = cache.entries[number]
+        crops = [*entry.crop_top_left, *entry.other_crops]
+        assert batch["crop_top_left"][0].tolist() == crops[2 * view : 2 * view + 2]
+        wanted = [cache.sample(number, view=view, flipped=f)["latents"] for f in (False, True)]
+        found = [torch.equal(batch["latents"][0], latents) for latents in wanted]
+        assert any(found)
+        seen.add((view, *found))
+    assert len(seen) == 6
+
+
+def test_variants_of_a_fixed_crop_are_refused(run):
+    with pytest.raises(PipelineError, match="differ only with crop: random"):
+        run.config({"aspect_buckets": {"crop_variants": 2}})

@@ -13,7 +13,7 @@ from tests.builders.images import make_image_config, prepare_inputs, write_pictu
 from tests.builders.talks import publish_dataset, publish_language, run_config
 from tests.families.texts import SUMS
 
-from zerotrain.cache import read_cache, stacked
+from zerotrain.cache import Entry, read_cache, stacked
 from zerotrain.config.training import TrainConfig
 from zerotrain.data.dataset import read_dataset
 from zerotrain.models.families import load_family
@@ -68,7 +68,9 @@ def text_inputs(family: str, folder: Path, *, packing: bool = True, holdout: int
 def cache_of(**tensors: torch.Tensor) -> Any:
     """A cache of samples that are all the same."""
     sample = {"latents": torch.zeros(4, 8, 8), **tensors}
-    entries = [SimpleNamespace(split="train", flipped=None, target_size=(64, 64))] * COUNT
+    entries = [
+        Entry("a.png", "", "", "", "", (64, 64), (0, 0), target_size=(64, 64), split="train")
+    ] * COUNT
     return SimpleNamespace(
         entries=entries,
         sample=lambda number, **how: sample,

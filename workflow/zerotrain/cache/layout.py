@@ -18,8 +18,11 @@ FORMAT = 1
 """Format of index.json; the format of the keys is in `keys`."""
 
 INDEX = "index.json"
-LATENTS, TEXT, CONDITIONING = "latents", "text", "conditioning"
-"""The series of shards; the last only for data with conditioning images."""
+LATENTS, TEXT, CONDITIONING, MASKS = "latents", "text", "conditioning", "masks"
+"""The series of shards; the last two only for data with conditioning images, and with masks."""
+
+MASK = "loss_mask"
+"""The tensor of a mask, and its name in a batch: float32 [1, h, w], or [B, 1, h, w]."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,22 @@ class Entry:
     """Digests of its other captions, of which a turn can draw one."""
     other_texts: tuple[str, ...] | None = None
     """Keys of their embeddings."""
+    other_latents: tuple[str, ...] | None = None
+    """Keys of other parts of the image, of which a turn can draw one."""
+    other_flipped: tuple[str, ...] | None = None
+    """Keys of their mirror images."""
+    other_crops: tuple[int, ...] | None = None
+    """Their tops and lefts, as crop_top_left: two numbers for each."""
+    loss_weight: float = 1.0
+    """Factor of its loss in training."""
+    background: str | None = None
+    """The colour behind its transparent pixels, if it has some and the colour is not white."""
+    mask_sha256: str | None = None
+    """Digest of the file with its loss mask."""
+    mask: str | None = None
+    """Key of its loss mask, which is mirrored with its latents."""
+    other_masks: tuple[str, ...] | None = None
+    """Keys of the masks of other_latents."""
 
 
 OPTIONAL = {one.name: one.default for one in fields(Entry) if one.default is not MISSING}
@@ -92,6 +111,7 @@ class Index:
     latents: Series
     text: Series
     conditioning: Series | None = None
+    masks: Series | None = None
 
 
 def shard_file(series: str, number: int, count: int) -> str:
@@ -122,8 +142,9 @@ def write_index(folder: Path, index: Index) -> None:
         for name, default in OPTIONAL.items():
             if entry[name] == default:
                 del entry[name]
-    if index.conditioning is None:
-        del found["conditioning"]
+    for name in (CONDITIONING, MASKS):
+        if found[name] is None:
+            del found[name]
     write_json(folder / INDEX, {"format": FORMAT, **found})
 
 
@@ -136,7 +157,8 @@ def read_index(folder: Path) -> Index:
     """
 
     def parse(found: dict[str, Any]) -> Index:
-        series = {n: parse_series(found[n]) for n in (LATENTS, TEXT, CONDITIONING) if n in found}
+        names = (LATENTS, TEXT, CONDITIONING, MASKS)
+        series = {name: parse_series(found[name]) for name in names if name in found}
         entries = tuple(Entry(**with_tuples(entry)) for entry in found["entries"])
         return Index(**{**found, **series, "entries": entries})
 

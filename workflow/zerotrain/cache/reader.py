@@ -17,6 +17,8 @@ from zerotrain.cache.layout import (
     INDEX,
     KIND,
     LATENTS,
+    MASK,
+    MASKS,
     TEXT,
     Entry,
     Series,
@@ -36,6 +38,8 @@ FILLERS = {"input_ids": 0, "labels": -100, "attention_mask": 0, "position_ids": 
 position 0 begins a separate example, which no token attends to."""
 ON_HOST = ("uniform",)
 """float64 tensors, which not every device supports; values computed from them go to the device."""
+WEIGHT = "loss_weight"
+"""float32 in a batch, if any sample of the cache has another weight than 1."""
 SIZES = ("original_size", "crop_top_left", "target_size")
 HELD = 2**14
 """Number of keys whose tensors are kept. A view takes a few hundred bytes, its pages none."""
@@ -82,9 +86,16 @@ class Cache:
         self.repeats = self._index.repeats
         """How often an epoch sees each sample of the train split."""
         self._shards = Shards(found)
+        self._is_weighted = any(entry.loss_weight != 1 for entry in self.entries)
 
     def sample(
-        self, i: int, *, captioned: bool = True, flipped: bool = False, caption: int = 0
+        self,
+        i: int,
+        *,
+        captioned: bool = True,
+        flipped: bool = False,
+        caption: int = 0,
+        view: int = 0,
     ) -> dict[str, torch.Tensor]:
         """Read the tensors of sample `i` for a Batch, without the leading dimension.
 
@@ -95,9 +106,13 @@ class Cache:
             captioned: Whether to use its caption's embeddings, or those of the empty caption.
             flipped: Whether to use its mirror image, which the cache must have.
             caption: Which of its captions to use.
+            view: Which part of its image to use.
         """
         entry = self.entries[i]
-        latents = entry.flipped if flipped else entry.latents
+        if flipped:
+            latents = (entry.flipped, *(entry.other_flipped or ()))[view]
+        else:
+            latents = (entry.latents, *(entry.other_latents or ()))[view]
         texts = (entry.text, *(entry.other_texts or ()))
         text = texts[caption] if captioned else entry.empty_text or self._index.empty_text
         assert latents is not None
@@ -106,8 +121,23 @@ class Cache:
             **self._tensors(LATENTS, self._index.latents, latents),
             **self._tensors(TEXT, self._index.text, text),
             **self._conditioning(entry),
-            **{name: torch.tensor(getattr(entry, name)) for name in SIZES},
+            **{name: torch.tensor(size) for name, size in _sizes(entry, view).items()},
+            **self._mask(entry, view, latents, flipped=flipped),
+            **({WEIGHT: torch.tensor(entry.loss_weight)} if self._is_weighted else {}),
         }
+
+    def _mask(
+        self, entry: Entry, view: int, latents: str, *, flipped: bool
+    ) -> dict[str, torch.Tensor]:
+        """Return how much each latent counts, if any sample of the cache has a mask."""
+        if self._index.masks is None:
+            return {}
+        key = (entry.mask, *(entry.other_masks or ()))[view] if entry.mask else None
+        if key is None:
+            found = self._shards.tensors(LATENTS, self._index.latents, latents)[LATENTS]
+            return {MASK: torch.ones(1, *found.shape[-2:])}
+        mask = self._tensors(MASKS, self._index.masks, key)[MASK]
+        return {MASK: mask.flip(-1) if flipped else mask}
 
     def latents_shape(self, i: int) -> tuple[int, ...]:
         """Return the shape of the latents of sample `i`: C, h and w."""
@@ -204,6 +234,15 @@ def _together(tensors: Sequence[torch.Tensor], filler: int = 0) -> torch.Tensor:
         else:
             whole[number] = array
     return torch.from_numpy(whole).view(tensors[0].dtype)
+
+
+def _sizes(entry: Entry, view: int) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of one part of a sample's image."""
+    sizes = {name: getattr(entry, name) for name in SIZES}
+    if view:
+        assert entry.other_crops
+        sizes["crop_top_left"] = entry.other_crops[2 * view - 2 : 2 * view]
+    return sizes
 
 
 def _unreadable(found: Artifact, error: Exception) -> PipelineError:

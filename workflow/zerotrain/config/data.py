@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from zerotrain.config.captions import CaptionConfig
+from zerotrain.config.captions import CaptionConfig, is_value
+from zerotrain.config.image_options import ImageOptions
 from zerotrain.config.section import Name, Section, Side, Whole
 
 TEXT_SOURCES = ("text", "sums", "complaints")
@@ -16,6 +17,7 @@ IMAGE_KEYS = (
     *("caption_strategy", "instance_prompt", "aspect_buckets", "random_flip"),
     *("conditioning_images", "conditioning_columns"),
     *CaptionConfig.model_fields,
+    *ImageOptions.model_fields,
 )
 TEXT_KEYS = (
     *("path", "format", "subset", "hub_split"),
@@ -67,6 +69,13 @@ class BucketConfig(Section):
         description="What is cut from an image of another shape than its bucket: both ends, a part "
         "drawn once by its content, or nothing: then the image is stretched.",
     )
+    crop_variants: Whole = Field(
+        1,
+        ge=1,
+        exclude_if=is_value(1),
+        description="With crop: random, how many parts of a training image are encoded; training "
+        "draws one each time.",
+    )
     max_upscale: float | None = Field(
         None,
         gt=0,
@@ -81,6 +90,15 @@ class BucketConfig(Section):
     )
 
     @model_validator(mode="after")
+    def _variants_are_random(self) -> BucketConfig:
+        if self.crop_variants > 1 and self.crop != "random":
+            raise ValueError(
+                f"crop_variants: {self.crop_variants} parts of an image differ only with "
+                f"crop: random, and crop is {self.crop}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sizes_are_aligned(self) -> BucketConfig:
         for width, height in self.sizes or ():
             if width % self.alignment or height % self.alignment:
@@ -90,7 +108,7 @@ class BucketConfig(Section):
         return self
 
 
-class DataConfig(CaptionConfig):
+class DataConfig(CaptionConfig, ImageOptions):
     """Where samples come from. A data name is shared by runs: it is encoded once."""
 
     name: Name | None = Field(
@@ -203,6 +221,11 @@ class DataConfig(CaptionConfig):
     def conditioning_folders(self) -> list[str]:
         """The folders of conditioning_images."""
         return self.conditioning_images or []
+
+    @property
+    def other_folders(self) -> list[str]:
+        """All folders of images that belong to those of `images`: conditioning images, masks."""
+        return [*self.conditioning_folders, *([self.mask_images] if self.mask_images else [])]
 
     @model_validator(mode="after")
     def _source_has_its_keys(self) -> DataConfig:

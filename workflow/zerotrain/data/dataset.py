@@ -51,6 +51,14 @@ class Sample:
     """In the order in which the model reads them; every sample has the same number."""
     other_captions: tuple[str, ...] = ()
     """More captions of a training image: each turn draws one of all."""
+    loss_weight: float = 1.0
+    """Factor of its loss in training."""
+    background: str | None = None
+    """The colour behind its transparent pixels, if it has some and the colour is not white."""
+    mask: str | None = None
+    """Its loss mask, named within Source.mask_source; None if it is the image's alpha channel."""
+    mask_sha256: str | None = None
+    """Digest of the file with its loss mask; None if it has none."""
 
     @property
     def captions(self) -> tuple[str, ...]:

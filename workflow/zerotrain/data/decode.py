@@ -34,8 +34,8 @@ PREFIX_BYTES = 16
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-def decode(data: bytes) -> Image.Image:
-    """Decode an image to RGB: upright by its EXIF orientation, over white where transparent.
+def decode(data: bytes, background: str = "#ffffff") -> Image.Image:
+    """Decode an image to RGB: upright by its EXIF orientation, over a colour where transparent.
 
     For an animation use the first frame. Scale 16-bit greys to 8 bits.
 
@@ -48,7 +48,7 @@ def decode(data: bytes) -> Image.Image:
     try:
         with Image.open(io.BytesIO(data), formats=[*FORMATS]) as image:
             image.load()
-            return _to_rgb(ImageOps.exif_transpose(image))
+            return _to_rgb(ImageOps.exif_transpose(image), background)
     except BadImageError:
         raise
     except UnidentifiedImageError as error:
@@ -71,15 +71,15 @@ def _name_other_format(data: bytes) -> str:
     return "not an image that Pillow can read"
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image, background: str) -> Image.Image:
     if image.mode == "F":
         raise BadImageError("floating-point pixels, whose range is not known")
     if image.mode.startswith("I"):
         image = _eight_bits(image)
     if image.has_transparency_data:
         layer = image.convert("RGBA")
-        white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, layer).convert("RGB")
+        ground = Image.new("RGBA", layer.size, background)
+        return Image.alpha_composite(ground, layer).convert("RGB")
     return image.convert("RGB")
 
 

@@ -50,6 +50,6 @@ def source_roots(data: DataConfig) -> list[str]:
     from zerotrain.data.folder import find_table
     from zerotrain.data.listing import root_of
 
-    folders = [root_of(data), *(Path(one).expanduser() for one in data.conditioning_folders)]
+    folders = [root_of(data), *(Path(one).expanduser() for one in data.other_folders)]
     table = find_table(data)
     return [str(path) for path in [*folders, *([table] if table else [])]]

@@ -15,6 +15,7 @@ from zerotrain.cache.layout import (
     CONDITIONING,
     KIND,
     LATENTS,
+    MASKS,
     TEXT,
     Entry,
     Index,
@@ -119,6 +120,12 @@ def cache_latents(
     latents = write(LATENTS, _latents(entries), encoding.latents)
     text = write(TEXT, _texts(entries, empty_text), encoding.text)
     conditioning = write(CONDITIONING, images, encoding.conditioning) if images else None
+    wanted_masks = _masks(entries)
+    masks = (
+        write(MASKS, wanted_masks, lambda keys: encoding.masks(keys, stored))
+        if wanted_masks
+        else None
+    )
     shown = write(PROMPTS, _shown_texts(prompts), encoding.text) if prompts else None
     seen = write(PROMPT_IMAGES, shown_images, encoding.conditioning) if shown_images else None
     index = Index(
@@ -130,6 +137,7 @@ def cache_latents(
         latents=latents.series,
         text=text.series,
         conditioning=conditioning.series if conditioning else None,
+        masks=masks.series if masks else None,
     )
     unchanged = same_index(output, index)
     # The user's settings are here, not in the identity; the keys of texts depend on them.
@@ -148,8 +156,9 @@ def cache_latents(
     ) as draft:
         carry_record(output, draft.folder, now, unchanged=unchanged)
         draft.known = place(latents, draft.folder) | place(text, draft.folder)
-        if conditioning is not None:
-            draft.known |= place(conditioning, draft.folder)
+        for more in (conditioning, masks):
+            if more is not None:
+                draft.known |= place(more, draft.folder)
         if shown is not None or limits:
             (draft.folder / RECORDS).mkdir(exist_ok=True)
         if limits:
@@ -168,6 +177,7 @@ def cache_latents(
                 "latents": latents.total,
                 "captions": text.total,
                 **({"conditioning": conditioning.total} if conditioning else {}),
+                **({"masks": masks.total} if masks else {}),
             },
         }
     for limit in limits:
@@ -175,18 +185,31 @@ def cache_latents(
     parts = [(latents, "latents"), (text, "captions")]
     if conditioning is not None:
         parts.insert(1, (conditioning, "sets of conditioning images"))
+    if masks is not None:
+        parts.append((masks, "loss masks"))
     counts = ", ".join(f"{written.encoded} of {written.total} {what}" for written, what in parts)
     print(f"encoded {counts}; the rest was in the cache")
 
 
 def _latents(entries: Sequence[Entry]) -> list[str]:
-    """Return the keys of all latents, including those of mirrored images."""
+    """Return the keys of all latents, including those of mirrored images and of other crops."""
     flipped = [entry.flipped for entry in entries if entry.flipped is not None]
-    return [*(entry.latents for entry in entries), *flipped]
+    others = [
+        key
+        for entry in entries
+        for keys in (entry.other_latents, entry.other_flipped)
+        for key in keys or ()
+    ]
+    return [*(entry.latents for entry in entries), *flipped, *others]
 
 
 def _conditioning(entries: Sequence[Entry]) -> list[str]:
     return [entry.conditioning for entry in entries if entry.conditioning is not None]
+
+
+def _masks(entries: Sequence[Entry]) -> list[str]:
+    found = ((entry.mask, *(entry.other_masks or ())) for entry in entries)
+    return [key for keys in found for key in keys if key is not None]
 
 
 def _shown_images(prompts: Mapping[str | ConditionedPrompt, PromptKeys]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.config.data import DataConfig
+from zerotrain.config.image_options import WHITE
 from zerotrain.data.captions import describe_changes, edit_captions, split_captions
 from zerotrain.data.conditioning import check_equal_numbers
 from zerotrain.data.conditioning_file import check_opaque
@@ -25,9 +26,11 @@ from zerotrain.data.dataset import (
 )
 from zerotrain.data.files import DatasetFiles, walk
 from zerotrain.data.image_summary import format_summary, summarise_images
+from zerotrain.data.masks import check_mask
 from zerotrain.data.open import open_source, source_roots
 from zerotrain.data.source import BadImageError, Found, Source
 from zerotrain.data.text import read_conversations_of
+from zerotrain.data.transparency import read_alpha
 from zerotrain.errors import PipelineError
 from zerotrain.machine.ordered_pool import in_order
 from zerotrain.machine.progress_bar import progress
@@ -124,6 +127,7 @@ def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
     try:
         content = source.read(entry.file)
         image = source.decode(content)
+        mask_sha256 = check_mask(source, entry, content, image.size, data)
     except BadImageError as error:
         return Found(entry.file, reason=str(error))
     except OSError as error:
@@ -149,13 +153,26 @@ def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
         split=split,
         conditioning=conditioning,
         other_captions=tuple(others),
+        loss_weight=data.loss_weight,
+        background=_background(content, data),
+        mask=entry.mask,
+        mask_sha256=mask_sha256,
     )
+
+
+def _background(content: bytes, data: DataConfig) -> str | None:
+    """Return the colour behind an image's transparent pixels, where it is not white."""
+    colour = data.transparent_background.lower()
+    return colour if colour != WHITE and read_alpha(content) is not None else None
 
 
 def _hashed(source: Source, samples: Sequence[Sample]) -> Iterator[tuple[str, str]]:
     """Yield path and sha256 of the images of samples."""
     for sample in samples:
         yield os.path.join(source.name, sample.file), sample.image_sha256
+        if sample.mask is not None and sample.mask_sha256 is not None:
+            masks = source.mask_source(sample.file).name
+            yield os.path.join(masks, sample.mask), sample.mask_sha256
         for position, image in enumerate(sample.conditioning):
             folder = source.conditioning_source(position).name
             yield os.path.join(folder, image.file), image.image_sha256

@@ -145,10 +145,11 @@ class Batches:
 
     def _variants(self, entry: Entry, epoch: int, place: int) -> dict[str, int]:
         """Return the stored variants of a sample that its turn draws, if it has any."""
-        if not entry.other_texts:
+        captions, views = (1 + len(keys or ()) for keys in (entry.other_texts, entry.other_latents))
+        if captions == views == 1:
             return {}
         draw = draw_variant(self._phase.seed, epoch, place)
-        return {"caption": int(draw.caption * (1 + len(entry.other_texts or ())))}
+        return {"caption": int(draw.caption * captions), "view": int(draw.view * views)}
 
     def _routes(
         self,

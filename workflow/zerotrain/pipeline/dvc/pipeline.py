@@ -222,7 +222,7 @@ def _keys(value: Any, parts: Sequence[str], last: int) -> list[str]:
 def dependencies(job: Any, run: RunConfig) -> list[str]:
     """List the inputs of a job; a user's folder as a whole, so that DVC notices a new file."""
     paths = {os.path.relpath(path) for path in inputs_of(job)}
-    named = (run.data.images, run.data.path, *run.data.conditioning_folders)
+    named = (run.data.images, run.data.path, *run.data.other_folders)
     data = [Path(name).expanduser() for name in named if name]
     for folder in (*data, *local_folders(run.base)):
         root = os.path.relpath(folder)

@@ -135,7 +135,7 @@ def _config(dataset: Artifact, root: Path) -> DataConfig:
     recorded = dict(dataset.made_by["data"])
     fields = DataConfig.model_fields
     given = {key: value for key, value in recorded.items() if value != fields[key].default}
-    for key in ("images", "metadata", "path"):
+    for key in ("images", "metadata", "path", "mask_images"):
         if key in given:
             place = root / Path(given[key]).expanduser()
             hub_id = key == "path" and not os.path.exists(place) and not Path(given[key]).suffix
@@ -193,6 +193,7 @@ def _check_images(
 
     findings = [found for found in in_order(check, samples, WORKERS) if found]
     findings += _check_conditioning(samples, source, index)
+    findings += _check_masks(samples, source, index)
     try:
         captions = _captions(data, source, [sample["file"] for sample in samples])
     except PipelineError as error:
@@ -231,6 +232,21 @@ def _check_conditioning(
         return _check_image(image, source.conditioning_source(position), shown)
 
     return [found for found in in_order(check, [*places], WORKERS) if found]
+
+
+def _check_masks(
+    samples: list[dict[str, Any]], source: Source, index: ArtifactIndex
+) -> list[Finding]:
+    """Check the loss masks that are files of their own."""
+
+    def check(sample: dict[str, Any]) -> Finding | None:
+        masks = source.mask_source(sample["file"])
+        shown = index.display(Path(masks.name, sample["mask"]))
+        image = {"file": sample["mask"], "image_sha256": sample["mask_sha256"]}
+        return _check_image(image, masks, shown)
+
+    masked = [sample for sample in samples if sample.get("mask") is not None]
+    return [found for found in in_order(check, masked, WORKERS) if found]
 
 
 def _check_digits_file(index: ArtifactIndex) -> Finding | None:

@@ -37,7 +37,10 @@ MOVED = {**{key: key for key in ROUNDING_KEYS}, "num_cpu_threads_per_process": T
 SETTINGS = {*ROUNDING_KEYS, "cache"}
 """Keys of ran_on that the configuration sets, as it sets DeepSpeed's: a phase may have other values
 than the one before it."""
-VARIANTS = ("other_captions_sha256",)
+VARIANTS = (
+    *("other_captions_sha256", "other_crops"),
+    *("loss_weight", "background", "mask_sha256"),
+)
 """Fields of a cache's entries that say what else a turn of a sample can draw."""
 TEXT_LENGTH = 12
 MOST_SHOWN = 4
