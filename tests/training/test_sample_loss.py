@@ -110,7 +110,7 @@ def accumulated(parts: int, weights: torch.Tensor | None) -> tuple[float, torch.
 
 
 def test_a_weighted_loss_is_the_hand_computation_whole_and_in_parts() -> None:
-    """sum(weight * loss) / number of samples, whole or in four parts; weights of 1 change nothing."""
+    """sum(weight * loss) / number of samples, whole or in parts; weights of 1 change nothing."""
     by_hand = float((WEIGHTS * (2 * INPUTS) ** 2).sum() / 4)
     gradient = float((WEIGHTS * 4 * INPUTS**2).sum() / 4)
     for parts in (1, 2, 4):

@@ -51,6 +51,11 @@ class ConditioningFolders:
         names = self.find(entry)
         return names if isinstance(names, Found) else replace(entry, conditioning=names)
 
+    def match_mask(self, entry: Found) -> Found:
+        """Return an image with its loss mask, or the reason why it is missing."""
+        names = self.find(entry)
+        return names if isinstance(names, Found) else replace(entry, mask=names[0])
+
     def find(self, entry: Found) -> tuple[str, ...] | Found:
         """Return the names that match an image, or the entry with the reason why one is missing."""
         if entry.reason is not None:

@@ -16,7 +16,6 @@ from zerotrain.data.listing import (
     list_images,
     root_of,
 )
-from zerotrain.data.masks import match_masks
 from zerotrain.data.source import Found, Source
 from zerotrain.errors import PipelineError
 
@@ -75,7 +74,7 @@ class FolderSource(Source):
         if self.data.mask_images:
             masks = ConditioningFolders(self.data, [self.data.mask_images], MASK)
             self.notes += masks.surplus(listing.images)
-            found = match_masks(masks, found)
+            found = [masks.match_mask(entry) for entry in found]
         return sorted([*found, *listing.bad], key=lambda entry: (entry.file, entry.reason or ""))
 
     def read(self, file: str) -> bytes:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerotrain.data.conditioning import ConditioningFolders
-from zerotrain.data.source import BadImageError, Found, Source
+from zerotrain.data.source import BadImageError
 from zerotrain.data.transparency import read_alpha
 from zerotrain.errors import PipelineError
 
@@ -18,16 +15,7 @@ if TYPE_CHECKING:
     from zerotrain.config.image_options import ImageOptions
     from zerotrain.data.buckets import View
     from zerotrain.data.dataset import Sample
-
-
-def match_masks(folder: ConditioningFolders, found: Sequence[Found]) -> list[Found]:
-    """Give each image its mask, or the reason why it has none."""
-    matched = []
-    for entry in found:
-        names = folder.find(entry)
-        whole = isinstance(names, Found)
-        matched.append(names if whole else replace(entry, mask=names[0]))
-    return matched
+    from zerotrain.data.source import Found, Source
 
 
 def check_mask(
