@@ -13,6 +13,7 @@ from tests.builders.refusals import refused
 
 from zerotrain.cache import read_cache
 from zerotrain.data.dataset import read_dataset
+from zerotrain.errors import PipelineError
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.training.checkpointing.conditions import data_digest
 
@@ -101,3 +102,10 @@ def test_a_background_is_behind_transparent_images_alone(run, family, capsys):
     samples = read_dataset(run.folder / "dataset").samples
     assert [one.background for one in samples] == ["#ff0000"] * 2 + [None] * 18
     assert data_digest(cache.artifact) != before
+
+
+def test_masks_of_the_digits_and_two_kinds_of_masks_are_refused(run):
+    with pytest.raises(PipelineError, match="digits has opaque images and no masks; remove loss_m"):
+        run.config({"source": "digits", "images": None, "loss_mask": "alpha"})
+    with pytest.raises(PipelineError, match="give loss_mask or mask_images, not both"):
+        run.config({"loss_mask": "alpha", "mask_images": "masks"})

@@ -238,6 +238,9 @@ class DataConfig(CaptionConfig, ImageOptions):
                 "source: digits has no conditioning images; remove conditioning_images and "
                 "conditioning_columns"
             )
+        for key in ("transparent_background", "loss_mask", "mask_images"):
+            if self.source == "digits" and key in self.model_fields_set:
+                raise ValueError(f"source: digits has opaque images and no masks; remove {key}")
         if self.source == "text" and not self.path:
             raise ValueError("source: text needs `path`, a file or a dataset of Hugging Face")
         others = () if self.source == "text" else TEXT_KEYS

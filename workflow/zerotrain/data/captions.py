@@ -128,7 +128,7 @@ class _Editor:
         if self._replaced:
             found = caption
             for pattern, new in self._replaced:
-                found = pattern.sub(lambda match, new=new: new, found)
+                found = pattern.sub(new.replace("\\", r"\\"), found)
             changed["caption_replacements"] += found != caption
             caption = found.strip()
         if not caption:

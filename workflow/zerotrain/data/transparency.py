@@ -21,4 +21,4 @@ def read_alpha(data: bytes) -> Image.Image | None:
         if not image.has_transparency_data or image.mode.startswith("I"):
             return None
         alpha = ImageOps.exif_transpose(image).convert("RGBA").getchannel("A")
-        return alpha if alpha.getextrema()[0] < 255 else None
+        return alpha if alpha.histogram()[255] < alpha.width * alpha.height else None
