@@ -16,6 +16,8 @@ from zerotrain.stages import cache_latents as stage
 
 GIB = 2**30
 SECONDS = 20
+IMAGES = 20
+"""Of the run."""
 
 
 @pytest.fixture
@@ -57,24 +59,31 @@ def test_the_next_batch_is_read_while_one_is_encoded(run, family, monkeypatch):
 
 
 def test_images_are_encoded_while_a_shard_is_written(run, family, monkeypatch):
-    encoded = threading.Semaphore(0)
+    """While the first shard is written, at least the last image is encoded."""
+    writing, encoding = threading.Event(), threading.Event()
+    images = 0
     waited: list[bool] = []
 
-    def encode(images: torch.Tensor) -> torch.Tensor:
-        encoded.release()
-        return FakeFamily.encode_images(family, images)
+    def encode(pixels: torch.Tensor) -> torch.Tensor:
+        nonlocal images
+        images += 1
+        if images == IMAGES:
+            writing.wait(SECONDS)
+        if writing.is_set():
+            encoding.set()
+        return FakeFamily.encode_images(family, pixels)
 
     def saving(tensors, path) -> None:
+        writing.set()
         if not waited:
-            while encoded.acquire(blocking=False):
-                pass
-            waited.append(encoded.acquire(timeout=SECONDS))
+            waited.append(encoding.wait(SECONDS))
         save_file(tensors, path)
 
     monkeypatch.setattr(family, "encode_images", encode)
     monkeypatch.setattr(writer, "save_file", saving)
     run.cache(batch_size=1, data={"num_workers": 0})
     assert waited == [True]
+    assert images == IMAGES
 
 
 @pytest.mark.parametrize(

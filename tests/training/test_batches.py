@@ -49,8 +49,9 @@ def seen(world_size: int, accumulations: int) -> list[list[int]]:
         for step in range(STEPS):
             taken: list[int] = []
 
-            def batch(first: int, size: int, device: torch.device, into: Any = taken) -> None:
+            def batch(first: int, size: int, device: torch.device, into: Any = taken) -> Any:
                 into += [order.place(p)[1] for p in range(first, first + size)]
+                return {}
 
             batches: Any = SimpleNamespace(batch=batch)
             objective: Any = SimpleNamespace(loss=lambda model, batch: torch.zeros(micro))

@@ -94,7 +94,7 @@ def run(
     )  # fmt: skip
     objective = SimpleNamespace(loss=lambda *args, **kwargs: torch.full((2,), loss))
     batches = SimpleNamespace(
-        batch=lambda *args: None, prepare=lambda *args: None, name=lambda number: f"{number}.png"
+        batch=lambda *args: {}, prepare=lambda *args: None, name=lambda number: f"{number}.png"
     )
     log = Log([] if said is None else said)
     counter = StepCounter(0, 0, steps)

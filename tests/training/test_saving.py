@@ -389,7 +389,7 @@ def test_room_is_made_for_the_next_checkpoint(tmp_path: Path, disk) -> None:
     with pytest.raises(PipelineError) as caught:
         checkpoint_room.make_room(tmp_path, 5, 51)
     assert saved_steps(tmp_path) == [2, 4]
-    assert "0.0 MB free, and the checkpoint of step 5 takes 0.0 MB" in str(caught.value)
+    assert "0.1 kB free, and the checkpoint of step 5 takes 0.1 kB" in str(caught.value)
     assert "continues from step 4" in caught.value.hint
 
 
@@ -404,7 +404,7 @@ def test_the_disk_is_compared_before_the_start(tmp_path: Path, disk) -> None:
     assert checkpoint_room.check_room(tmp_path, adam, sizes) == []
     disk.bytes = 95
     kept, _ = checkpoint_room.check_room(tmp_path, adam, sizes)
-    assert "all that are to be kept need 0.0 MB: the oldest will be removed" in kept
+    assert "all that are to be kept need 0.1 kB: the oldest will be removed" in kept
     assert checkpoint_room.check_room(tmp_path, adam.with_values(keep=2), sizes) == []
     assert checkpoint_room.check_room(tmp_path, adam.with_values(keep=2, keep_every=50), sizes)
     disk.bytes = 48

@@ -173,7 +173,7 @@ def test_what_is_in_the_way_is_reported_and_the_shared_folder_read(
         assert "is memory, no disk (tmpfs)" in why(str(place))
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3))
-        assert "has 0.0 MB free, its copy takes 0.0 MB" in why(str(place))
+        assert "has 0.0 kB free, its copy takes 0.0 kB" in why(str(place))
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
         patch.setattr(scratch, "ThreadPoolExecutor", fail_as_a_full_disk)

@@ -208,7 +208,7 @@ def test_plots_and_artifacts_name_what_the_stages_make(project, tmp_path):
 def test_dvc_sees_a_new_file_of_a_users_folder(data, files, expected):
     """Images of both kinds, and what save_to_disk wrote: the folder stands for what lies in it."""
     run = SimpleNamespace(data=DataConfig(**data), base="nano")
-    rule = SimpleNamespace(name="build_base")
+    rule = SimpleNamespace(name="evaluate")
     assert dependencies(SimpleNamespace(rule=rule, input=files, params={}), run) == expected
 
 

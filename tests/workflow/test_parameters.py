@@ -77,6 +77,16 @@ OTHER_VALUES: dict[str, Any] = {
     "data.caption_extension": ".caption",
     "data.caption_strategy": "filename",
     "data.instance_prompt": "a dog",
+    "data.multiline_captions": "split",
+    "data.caption_filter_list": ["blurry"],
+    "data.caption_replacements": {"cat": "dog"},
+    "data.caption_prefix": "sks,",
+    "data.caption_suffix": "by me",
+    "data.caption_separator": ";",
+    "data.caption_variants": 2,
+    "data.transparent_background": "#000000",
+    "data.loss_mask": "alpha",
+    "data.mask_images": "masks",
     "data.conditioning_images": "edges",
     "data.conditioning_columns": ["edited"],
     "data.path": "rows.jsonl",
@@ -173,6 +183,9 @@ NEEDED_WITH = {
     **{f"data.{key}": TEXT for key in ("path", "format", "subset", "hub_split")},
     **{f"data.{key}": COLUMNS for key in ("prompt_column", "response_column", "label_names")},
     "data.instance_prompt": {"data.caption_strategy": "instanceprompt"},
+    **{
+        f"data.{key}": {"data.shuffle_caption": True} for key in ("keep_tokens", "caption_variants")
+    },
     "data.conditioning_images": {"family": "flux"},
     "data.conditioning_columns": {"family": "flux", "data.metadata": "edits.jsonl"},
     "evaluate.conditioning_images": {

@@ -10,8 +10,13 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from zerotrain.cache.layout import Entry
+from zerotrain.cache.layout import OPTIONAL, Entry
 
+OTHERS = (
+    *("repeats", "other_captions_sha256", "other_crops"),
+    *("loss_weight", "background", "mask_sha256"),
+)
+"""What else a turn of a sample can draw, and how it counts."""
 HOLE = '"samples":[]'
 
 
@@ -36,8 +41,9 @@ def drawn_digest(entries: Iterable[Entry], dtype: Any, max_sequence_length: Any)
 
 
 def _drawn(entry: Entry) -> list[Any]:
-    # Left out at its default, as digests of earlier versions have no such value.
-    repeats = [{"repeats": entry.repeats}] if entry.repeats != 1 else []
+    # Left out at their defaults, as digests of earlier versions have no such values.
+    others = {name: getattr(entry, name) for name in OTHERS}
+    changed = {name: value for name, value in others.items() if value != OPTIONAL[name]}
     return [
         entry.image_sha256,
         entry.caption_sha256,
@@ -46,7 +52,7 @@ def _drawn(entry: Entry) -> list[Any]:
         entry.target_size,
         entry.flipped is not None,
         entry.conditioning_sha256,
-        *repeats,
+        *([changed] if changed else []),
     ]
 
 

@@ -100,9 +100,16 @@ def with_keys(entries: Sequence[Entry], names: Mapping[str, str]) -> tuple[Entry
             flipped=names[entry.flipped] if entry.flipped else None,
             conditioning=names[entry.conditioning] if entry.conditioning else None,
             empty_text=names[entry.empty_text] if entry.empty_text else None,
+            other_texts=_named(entry.other_texts, names),
+            other_latents=_named(entry.other_latents, names),
+            other_flipped=_named(entry.other_flipped, names),
         )
         for entry in entries
     )
+
+
+def _named(keys: tuple[str, ...] | None, names: Mapping[str, str]) -> tuple[str, ...] | None:
+    return keys and tuple(names[key] for key in keys)
 
 
 def same_index(folder: Path, index: Index | TokenIndex) -> bool:

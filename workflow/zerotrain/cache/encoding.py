@@ -15,19 +15,27 @@ import torch
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.tensor_file import FLOAT_TYPES
 from zerotrain.cache.code import IMAGES, TEXTS, code_digests
-from zerotrain.cache.keys import Encoder, conditioning_key, latents_key, pixels_digest, text_key
-from zerotrain.cache.layout import LATENTS, Entry
+from zerotrain.cache.keys import (
+    Encoder,
+    conditioning_key,
+    latents_key,
+    mask_key,
+    pixels_digest,
+    text_key,
+)
+from zerotrain.cache.layout import LATENTS, MASK, Entry
 from zerotrain.cache.precision import full_precision
 from zerotrain.cache.prompts import PromptKeys
 from zerotrain.cache.reuse import Group
-from zerotrain.cache.writer import Tensors
+from zerotrain.cache.writer import StoredShards, Tensors
 from zerotrain.config.section import ConditionedPrompt
 from zerotrain.config.stage_settings import CacheSettings
-from zerotrain.data.buckets import Size, View
+from zerotrain.data.buckets import Size, View, other_views
 from zerotrain.data.conditioning_file import read_conditioning_images
 from zerotrain.data.crop import centre_crop, crop_and_resize, to_pixels
 from zerotrain.data.dataset import ConditioningImage, Sample, caption_sha256
 from zerotrain.data.folder import FolderSource
+from zerotrain.data.masks import read_mask
 from zerotrain.data.open import open_source
 from zerotrain.data.source import Source
 from zerotrain.errors import PipelineError
@@ -117,12 +125,15 @@ class Encoding:
         self._samples: dict[str, tuple[Sample, View, bool]] = {}
         self._captions: dict[str, tuple[str, Sequence[Located]]] = {}
         self._conditioning: dict[str, tuple[str, Sequence[Located]]] = {}
+        self._masks: dict[str, tuple[Sample, View, str]] = {}
         self._encoders: Encoders | None = None
         self._gpu_bytes = device_bytes(self.device)
 
     def entry(self, sample: Sample, view: View) -> Entry:
         """Return the entry for the index of a sample, of which the view is encoded."""
         flips = self.settings.data.part_of(sample.file).random_flip and sample.split == "train"
+        others = other_views(sample, view, self.settings.data.aspect_buckets)
+        masks = self._mask_keys(sample, [view, *others])
         images = self._located(sample)
         seen = images if self._in_prompt else ()
         return Entry(
@@ -143,6 +154,16 @@ class Encoding:
             empty_text=self.text_key("", seen) if seen else None,
             repeats=sample.repeats,
             is_regularisation_data=sample.is_regularisation_data,
+            other_captions_sha256=tuple(map(caption_sha256, sample.other_captions)) or None,
+            other_texts=tuple(self.text_key(one, seen) for one in sample.other_captions) or None,
+            other_latents=self._latents_keys(sample, others, flipped=False),
+            other_flipped=self._latents_keys(sample, others, flipped=True) if flips else None,
+            loss_weight=sample.loss_weight,
+            background=sample.background,
+            mask_sha256=sample.mask_sha256,
+            mask=next(iter(masks), None),
+            other_masks=tuple(masks[1:]) or None,
+            other_crops=tuple(number for one in others for number in one.crop_top_left) or None,
         )
 
     def _located(self, sample: Sample) -> tuple[Located, ...]:
@@ -160,8 +181,29 @@ class Encoding:
         named = [(one.image.image_sha256, one.image.crop) for one in images]
         return pixels_digest(named, self.pixels)
 
+    def _latents_keys(
+        self, sample: Sample, views: Iterable[View], *, flipped: bool
+    ) -> tuple[str, ...] | None:
+        return tuple(self._latents_key(sample, view, flipped=flipped) for view in views) or None
+
+    def _mask_keys(self, sample: Sample, views: Iterable[View]) -> list[str]:
+        if sample.mask_sha256 is None:
+            return []
+        found = []
+        for view in views:
+            latents = self._latents_key(sample, view, flipped=False)
+            found.append(mask_key(sample.mask_sha256, latents))
+            self._masks[found[-1]] = (sample, view, latents)
+        return found
+
     def _latents_key(self, sample: Sample, view: View, *, flipped: bool) -> str:
-        key = latents_key(sample.image_sha256, view, self._image_encoder, flipped=flipped)
+        key = latents_key(
+            sample.image_sha256,
+            view,
+            self._image_encoder,
+            flipped=flipped,
+            background=sample.background,
+        )
         self._samples.setdefault(key, (sample, view, flipped))
         return key
 
@@ -221,6 +263,18 @@ class Encoding:
         """
         found = self._encoded_conditioning(keys)
         return progress(found, len(keys), "encoding conditioning images", "sample")
+
+    def masks(self, keys: Sequence[str], stored: StoredShards) -> Iterator[Tensors]:
+        """Scale the loss mask of each key returned by entry() to its latents, which are stored.
+
+        Raises:
+            PipelineError: a mask changed since prepare_dataset.
+        """
+        for key in keys:
+            sample, view, latents = self._masks[key]
+            height, width = stored.tensors(latents)[LATENTS].shape[-2:]
+            mask = torch.from_numpy(read_mask(self.source, sample, view, (width, height)))
+            yield {MASK: self._finished(mask, f"mask of {sample.file}")}
 
     def text(self, keys: Sequence[str]) -> Iterator[Tensors]:
         """Encode the caption of each key returned by text_key() or entry().
@@ -367,7 +421,7 @@ class Encoding:
 
     def _pixels(self, key: str) -> torch.Tensor:
         sample, view, flipped = self._samples[key]
-        image = self.source.image_of(sample.file, sample.image_sha256)
+        image = self.source.image_of(sample.file, sample.image_sha256, sample.background)
         pixels = torch.from_numpy(to_pixels(view.cut(image)))
         return pixels.flip(-1) if flipped else pixels
 

@@ -44,6 +44,7 @@ def latents_key(
     encoder: Encoder,
     *,
     flipped: bool = False,
+    background: str | None = None,
 ) -> str:
     """Compute the key of an image's latents.
 
@@ -52,11 +53,23 @@ def latents_key(
         view: The encoded part of the image, and its size in pixels.
         encoder: The image encoder.
         flipped: Whether the mirror image is encoded.
+        background: The colour behind transparent pixels, if there are any and it is not white.
     """
     cut: tuple[object, object] = (view.box, view.size)
     if view.is_square:
         cut = (view.box[:3], view.size[0])  # left, top and side, as before there were others
-    return digest(["latents", FORMAT, image_sha256, *cut, asdict(encoder), flipped])
+    behind = [background] if background else []
+    return digest(["latents", FORMAT, image_sha256, *cut, asdict(encoder), flipped, *behind])
+
+
+def mask_key(mask_sha256: str, latents: str) -> str:
+    """Compute the key of a loss mask.
+
+    Args:
+        mask_sha256: Digest of the file with the mask.
+        latents: Key of the latents, in whose shape it is stored.
+    """
+    return digest(["mask", FORMAT, mask_sha256, latents])
 
 
 def conditioning_key(pixels: str, encoder: Encoder) -> str:

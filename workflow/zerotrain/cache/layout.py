@@ -28,8 +28,11 @@ COLUMNAR = 2
 INDEX = "index.json"
 COLUMNS = "index.arrow"
 COLUMNS_SHA256 = "columns_sha256"
-LATENTS, TEXT, CONDITIONING = "latents", "text", "conditioning"
-"""The series of shards; the last only for data with conditioning images."""
+LATENTS, TEXT, CONDITIONING, MASKS = "latents", "text", "conditioning", "masks"
+"""The series of shards; the last two only for data with conditioning images, and with masks."""
+
+MASK = "loss_mask"
+"""The tensor of a mask, and its name in a batch: float32 [1, h, w], or [B, 1, h, w]."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,30 @@ class Entry:
     repeats: int = 1
     """How often an epoch has it, times the index's repeats."""
     is_regularisation_data: bool = False
+    other_captions_sha256: tuple[str, ...] | None = None
+    """Digests of its other captions, of which a turn can draw one."""
+    other_texts: tuple[str, ...] | None = None
+    """Keys of their embeddings."""
+    other_latents: tuple[str, ...] | None = None
+    """Keys of other parts of the image, of which a turn can draw one."""
+    other_flipped: tuple[str, ...] | None = None
+    """Keys of their mirror images."""
+    other_crops: tuple[int, ...] | None = None
+    """Their tops and lefts, as crop_top_left: two numbers for each."""
+    loss_weight: float = 1.0
+    """Factor of its loss in training."""
+    background: str | None = None
+    """The colour behind its transparent pixels, if it has some and the colour is not white."""
+    mask_sha256: str | None = None
+    """Digest of the file with its loss mask."""
+    mask: str | None = None
+    """Key of its loss mask, which is mirrored with its latents."""
+    other_masks: tuple[str, ...] | None = None
+    """Keys of the masks of other_latents."""
+
+
+OPTIONAL = {one.name: one.default for one in fields(Entry) if one.default is not MISSING}
+"""Fields that an index leaves out at their defaults."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +124,7 @@ class Index:
     latents: Series
     text: Series
     conditioning: Series | None = None
+    masks: Series | None = None
     data_sha256: str | None = field(default=None, compare=False)
     """Digest of what a training draws (cache.drawn_digest); not in format 1."""
 
@@ -151,9 +179,8 @@ def write_index(folder: Path, index: Index) -> None:
 
 def write_json_index(folder: Path, index: Index) -> None:
     """Write an index of format 1: index.json alone."""
-    optional = {one.name: one.default for one in fields(Entry) if one.default is not MISSING}
     entries = [
-        {name: v for name, v in asdict(entry).items() if v != optional.get(name, MISSING)}
+        {name: v for name, v in asdict(entry).items() if v != OPTIONAL.get(name, MISSING)}
         for entry in index.entries
     ]
     write_json(folder / INDEX, {"format": FORMAT, **_head(index), "entries": entries})
@@ -162,8 +189,9 @@ def write_json_index(folder: Path, index: Index) -> None:
 def _head(index: Index) -> dict[str, Any]:
     found = asdict(replace(index, entries=()))
     del found["entries"], found["data_sha256"]
-    if index.conditioning is None:
-        del found["conditioning"]
+    for name in (CONDITIONING, MASKS):
+        if found[name] is None:
+            del found[name]
     return found
 
 
@@ -176,7 +204,8 @@ def read_index(folder: Path) -> Index:
     """
 
     def parse(found: dict[str, Any]) -> Index:
-        series = {n: parse_series(found[n]) for n in (LATENTS, TEXT, CONDITIONING) if n in found}
+        names = (LATENTS, TEXT, CONDITIONING, MASKS)
+        series = {name: parse_series(found[name]) for name in names if name in found}
         entries = take_records(folder, found, "entries", Entry)
         return Index(**{**found, **series, "entries": entries})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from zerotrain.cache.layout import (
     INDEX,
     KIND,
     LATENTS,
+    MASK,
+    MASKS,
     TEXT,
     Entry,
     Series,
@@ -38,7 +40,16 @@ FILLERS = {"input_ids": 0, "labels": -100, "attention_mask": 0, "position_ids": 
 position 0 begins a separate example, which no token attends to."""
 ON_HOST = ("uniform",)
 """float64 tensors, which not every device supports; values computed from them go to the device."""
+WEIGHT = "loss_weight"
+"""float32 in a batch, if any sample of the cache has another weight than 1."""
 SIZES = ("original_size", "crop_top_left", "target_size")
+OTHERS = {
+    LATENTS: "other_latents",
+    "flipped": "other_flipped",
+    TEXT: "other_texts",
+    "mask": "other_masks",
+}
+"""Fields of an entry with the keys of a sample's other variants."""
 
 
 class Shards:
@@ -77,9 +88,16 @@ class Cache:
         self._shards = Shards(found)
         self._sizes = [(name, self.entries.numbers(name)) for name in SIZES]
         self._read = {one.name: self.entries.column(one.name) for one in fields(Entry)}
+        self._is_weighted = bool((self.entries.numbers("loss_weight") != 1).any())
 
     def sample(
-        self, i: int, *, captioned: bool = True, flipped: bool = False
+        self,
+        i: int,
+        *,
+        captioned: bool = True,
+        flipped: bool = False,
+        caption: int = 0,
+        view: int = 0,
     ) -> dict[str, torch.Tensor]:
         """Read the tensors of sample `i` for a Batch, without the leading dimension.
 
@@ -90,18 +108,47 @@ class Cache:
             i: Its position in `entries`.
             captioned: Whether to use its caption's embeddings, or those of the empty caption.
             flipped: Whether to use its mirror image, which the cache must have.
+            caption: Which of its captions to use.
+            view: Which part of its image to use.
         """
-        latents = self._read["flipped" if flipped else LATENTS](i)
-        text = self._read[TEXT](i) if captioned else self._read["empty_text"](i)
+        latents = self._variant("flipped" if flipped else LATENTS, i, view)
+        text = self._variant(TEXT, i, caption) if captioned else self._read["empty_text"](i)
         text = text or self._index.empty_text
         assert latents is not None
         assert text is not None
+        sizes = {name: torch.from_numpy(found[i].astype(np.int64)) for name, found in self._sizes}
+        if view:
+            crop = self._read["other_crops"](i)[2 * view - 2 : 2 * view]
+            sizes["crop_top_left"] = torch.tensor(crop)
+        weight = {WEIGHT: torch.tensor(self._read[WEIGHT](i))} if self._is_weighted else {}
         return {
             **self._shards.tensors(LATENTS, self._index.latents, latents),
             **self._shards.tensors(TEXT, self._index.text, text),
             **self._conditioning(i),
-            **{name: torch.from_numpy(found[i].astype(np.int64)) for name, found in self._sizes},
+            **sizes,
+            **self._mask(i, view, latents, flipped=flipped),
+            **weight,
         }
+
+    def variants(self, i: int) -> tuple[int, int]:
+        """Return the numbers of captions and of parts of the image of which a turn draws one."""
+        captions, views = (self._read[OTHERS[name]](i) or () for name in (TEXT, LATENTS))
+        return 1 + len(captions), 1 + len(views)
+
+    def _variant(self, name: str, i: int, number: int) -> Any:
+        """Return the key of one variant of a sample."""
+        return self._read[OTHERS[name]](i)[number - 1] if number else self._read[name](i)
+
+    def _mask(self, i: int, view: int, latents: str, *, flipped: bool) -> dict[str, torch.Tensor]:
+        """Return how much each latent counts, if any sample of the cache has a mask."""
+        if self._index.masks is None:
+            return {}
+        if self._read["mask"](i) is None:
+            found = self._shards.tensors(LATENTS, self._index.latents, latents)[LATENTS]
+            return {MASK: torch.ones(1, *found.shape[-2:])}
+        key = self._variant("mask", i, view)
+        mask = self._shards.tensors(MASKS, self._index.masks, key)[MASK]
+        return {MASK: mask.flip(-1) if flipped else mask}
 
     def latents_shape(self, i: int) -> tuple[int, ...]:
         """Return the shape of the latents of sample `i`: C, h and w."""

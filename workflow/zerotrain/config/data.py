@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from zerotrain.config.captions import CaptionConfig, is_value
+from zerotrain.config.image_options import ImageOptions
 from zerotrain.config.image_source import ImageSourceConfig, SourceConfig
 from zerotrain.config.section import Name, Section, Side, Whole, is_none
 
@@ -16,6 +18,8 @@ IMAGE_KEYS = (
     *("sources", "images", "follow_symlinks", "metadata", "caption_extension", "max_pixels"),
     *("caption_strategy", "instance_prompt", "folder_repeats", "aspect_buckets", "random_flip"),
     *("image_column", "caption_column", "conditioning_images", "conditioning_columns"),
+    *CaptionConfig.model_fields,
+    *ImageOptions.model_fields,
 )
 TEXT_KEYS = (
     *("path", "format", "subset", "hub_split"),
@@ -50,6 +54,13 @@ class BucketConfig(Section):
         description="What is cut from an image of another shape than its bucket: both ends, a part "
         "drawn once by its content, or nothing: then the image is stretched.",
     )
+    crop_variants: Whole = Field(
+        1,
+        ge=1,
+        exclude_if=is_value(1),
+        description="With crop: random, how many parts of a training image are encoded; training "
+        "draws one each time.",
+    )
     max_upscale: float | None = Field(
         None,
         gt=0,
@@ -62,6 +73,15 @@ class BucketConfig(Section):
         description="A bucket of fewer training images is dissolved: they join the bucket of the "
         "nearest shape.",
     )
+
+    @model_validator(mode="after")
+    def _variants_are_random(self) -> BucketConfig:
+        if self.crop_variants > 1 and self.crop != "random":
+            raise ValueError(
+                f"crop_variants: {self.crop_variants} parts of an image differ only with "
+                f"crop: random, and crop is {self.crop}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sizes_are_aligned(self) -> BucketConfig:
@@ -197,6 +217,9 @@ class DataConfig(ImageSourceConfig):
                 "source: digits has no conditioning images; remove conditioning_images and "
                 "conditioning_columns"
             )
+        for key in ("transparent_background", "loss_mask", "mask_images"):
+            if self.source == "digits" and key in self.model_fields_set:
+                raise ValueError(f"source: digits has opaque images and no masks; remove {key}")
         if self.source == "text" and not self.path:
             raise ValueError("source: text needs `path`, a file or a dataset of Hugging Face")
         others = () if self.source == "text" else TEXT_KEYS

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from zerotrain.config.section import Name, Section, Side, Whole, is_none
+from zerotrain.config.captions import CaptionConfig
+from zerotrain.config.image_options import ImageOptions
+from zerotrain.config.section import Name, Side, Whole, is_none
 
 
 def _listed(value: Any) -> Any:
@@ -28,11 +30,11 @@ SHARDS = ("huggingface", "webdataset")
 OF_SHARDS = ("image_column", "caption_column")
 OF_FOLDERS = (
     *("metadata", "caption_extension", "follow_symlinks", "folder_repeats"),
-    *("conditioning_images", "conditioning_columns"),
+    *("conditioning_images", "conditioning_columns", "mask_images"),
 )
 
 
-class ImageSourceConfig(Section):
+class ImageSourceConfig(CaptionConfig, ImageOptions):
     """Images with their captions."""
 
     name: str | None = None
@@ -109,6 +111,11 @@ class ImageSourceConfig(Section):
     def conditioning_folders(self) -> list[str]:
         """The folders of conditioning_images."""
         return self.conditioning_images or []
+
+    @property
+    def other_folders(self) -> list[str]:
+        """All folders of images that belong to those of `images`: conditioning images, masks."""
+        return [*self.conditioning_folders, *([self.mask_images] if self.mask_images else [])]
 
     @model_validator(mode="after")
     def _captions_have_one_source(self) -> Self:

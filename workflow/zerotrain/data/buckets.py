@@ -185,7 +185,26 @@ def _growth(one: Size, other: Size) -> tuple[float, Size]:
     return abs(log(_pixels(other) / _pixels(one))), other
 
 
-def _box(original: Size, size: Size, image_sha256: str, crop: str) -> tuple[int, int, int, int]:
+def other_views(sample: Sample, view: View, buckets: BucketConfig | None) -> list[View]:
+    """Return the other parts of a training image of which a turn can draw one, of the same size.
+
+    Args:
+        sample: The sample.
+        view: Its first view.
+        buckets: The section `data.aspect_buckets`, whose crop_variants counts all views.
+    """
+    if buckets is None or sample.split != "train":
+        return []
+    original, image_sha256 = sample.original_size, sample.image_sha256
+    return [
+        View(_box(original, view.size, image_sha256, buckets.crop, variant), view.size)
+        for variant in range(1, buckets.crop_variants)
+    ]
+
+
+def _box(
+    original: Size, size: Size, image_sha256: str, crop: str, variant: int = 0
+) -> tuple[int, int, int, int]:
     """Return the box of the shape of `size` in an image of (width, height)."""
     if size[0] == size[1] and crop == "center":
         left, top, side = centre_crop(original)
@@ -194,7 +213,7 @@ def _box(original: Size, size: Size, image_sha256: str, crop: str) -> tuple[int,
     own, tall = _part(original, size, crop)
     left, top = (width - own) // 2, (height - tall) // 2
     if crop == "random":
-        draw = generator(int(image_sha256[:16], 16), CROP, 0, 0)
+        draw = generator(int(image_sha256[:16], 16), CROP, 0, variant)
         left, top = (int(draw.integers(free + 1)) for free in (width - own, height - tall))
     return left, top, own, tall
 

@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from zerotrain.config.image_source import ImageSourceConfig
 
 
+CONDITIONING, MASK = "conditioning image", "mask"
+
+
 @dataclass(frozen=True)
 class _Folder:
     """A folder of conditioning images, by names without extension."""
 
     name: str
+    what: str
     images: dict[str, list[str]]
     bad: dict[str, Found]
 
@@ -27,15 +31,33 @@ class _Folder:
 class ConditioningFolders:
     """The folders of data.conditioning_images: each has one image for every image of data.images.
 
+    Args:
+        data: The section `data` of the configuration.
+        names: Other folders instead, as those of data.mask_images.
+        what: What an image in them is.
+
     Raises:
         PipelineError: a folder is missing, unreadable, or has no image.
     """
 
-    def __init__(self, data: ImageSourceConfig) -> None:
-        self._folders = [_read_folder(data, name) for name in data.conditioning_folders]
+    def __init__(
+        self, data: ImageSourceConfig, names: Sequence[str] | None = None, what: str = CONDITIONING
+    ) -> None:
+        names = data.conditioning_folders if names is None else names
+        self._folders = [_read_folder(data, name, what) for name in names]
 
     def match(self, entry: Found) -> Found:
         """Return an image with its conditioning images, or the reason why one is missing."""
+        names = self.find(entry)
+        return names if isinstance(names, Found) else replace(entry, conditioning=names)
+
+    def match_mask(self, entry: Found) -> Found:
+        """Return an image with its loss mask, or the reason why it is missing."""
+        names = self.find(entry)
+        return names if isinstance(names, Found) else replace(entry, mask=names[0])
+
+    def find(self, entry: Found) -> tuple[str, ...] | Found:
+        """Return the names that match an image, or the entry with the reason why one is missing."""
         if entry.reason is not None:
             return entry
         names = []
@@ -44,7 +66,7 @@ class ConditioningFolders:
             if len(found) != 1:
                 return Found(entry.file, reason=_reason(folder, _stem(entry.file), found))
             names += found
-        return replace(entry, conditioning=tuple(names))
+        return tuple(names)
 
     def surplus(self, images: Iterable[str]) -> list[str]:
         """Return a sentence for each folder with images that match none of `images`."""
@@ -53,9 +75,9 @@ class ConditioningFolders:
         for folder in self._folders:
             others = [min(files) for stem, files in folder.images.items() if stem not in stems]
             if others:
-                what, belong = ("images", "belong") if len(others) > 1 else ("image", "belongs")
+                many, belong = ("s", "belong") if len(others) > 1 else ("", "belongs")
                 notes.append(
-                    f"{len(others)} conditioning {what} in {folder.name}, such as {min(others)}, "
+                    f"{len(others)} {folder.what}{many} in {folder.name}, such as {min(others)}, "
                     f"{belong} to no image and {'are' if len(others) > 1 else 'is'} not read"
                 )
         return notes
@@ -82,21 +104,21 @@ def check_equal_numbers(samples: Iterable[tuple[str, Sequence[object]]]) -> int:
     return first[1] if first else 0
 
 
-def _read_folder(data: ImageSourceConfig, name: str) -> _Folder:
+def _read_folder(data: ImageSourceConfig, name: str, what: str) -> _Folder:
     listing = list_conditioning(data, name)
     images: dict[str, list[str]] = {}
     for image in sorted(listing.images):
         images.setdefault(_stem(image), []).append(image)
-    return _Folder(name, images, {_stem(entry.file): entry for entry in listing.bad})
+    return _Folder(name, what, images, {_stem(entry.file): entry for entry in listing.bad})
 
 
 def _reason(folder: _Folder, stem: str, found: Sequence[str]) -> str:
     if found:
-        return f"{len(found)} conditioning images in {folder.name}: {' and '.join(found)}"
+        return f"{len(found)} {folder.what}s in {folder.name}: {' and '.join(found)}"
     if stem in folder.bad:
         bad = folder.bad[stem]
-        return f"conditioning image {os.path.join(folder.name, bad.file)}: {bad.reason}"
-    return f"no conditioning image: no {stem}.* in {folder.name}"
+        return f"{folder.what} {os.path.join(folder.name, bad.file)}: {bad.reason}"
+    return f"no {folder.what}: no {stem}.* in {folder.name}"
 
 
 def _stem(file: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,13 +70,7 @@ def check_opaque(data: bytes) -> None:
     Raises:
         BadImageError: a pixel is not fully opaque.
     """
-    from PIL import Image
+    from zerotrain.data.transparency import read_alpha
 
-    from zerotrain.data.decode import FORMATS
-
-    with Image.open(io.BytesIO(data), formats=[*FORMATS]) as image:
-        # Greys of more than 8 bits have no alpha, and decode ignores their transparent value.
-        if not image.has_transparency_data or image.mode.startswith("I"):
-            return
-        if image.convert("RGBA").getchannel("A").histogram()[255] < image.width * image.height:
-            raise BadImageError("has transparent pixels; save it without an alpha channel")
+    if read_alpha(data) is not None:
+        raise BadImageError("has transparent pixels; save it without an alpha channel")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -54,6 +54,21 @@ class Sample:
     repeats: int = 1
     """How often an epoch has it, times the dataset's repeats."""
     is_regularisation_data: bool = False
+    other_captions: tuple[str, ...] = ()
+    """More captions of a training image: each turn draws one of all."""
+    loss_weight: float = 1.0
+    """Factor of its loss in training."""
+    background: str | None = None
+    """The colour behind its transparent pixels, if it has some and the colour is not white."""
+    mask: str | None = None
+    """Its loss mask, named within Source.mask_source; None if it is the image's alpha channel."""
+    mask_sha256: str | None = None
+    """Digest of the file with its loss mask; None if it has none."""
+
+    @property
+    def captions(self) -> tuple[str, ...]:
+        """Return all captions, of which each turn draws one."""
+        return (self.caption, *self.other_captions)
 
 
 class HasSplit(Protocol):
@@ -153,7 +168,10 @@ def _sample(entry: Mapping[str, Any]) -> Sample:
 
 
 def _entry(sample: Sample) -> dict[str, Any]:
-    found = asdict(sample)
     # Manifests of earlier versions have no such keys.
-    defaults = {"conditioning": (), "source": "", "repeats": 1, "is_regularisation_data": False}
-    return {key: one for key, one in found.items() if key not in defaults or one != defaults[key]}
+    defaults = {one.name: one.default for one in fields(Sample) if one.default is not MISSING}
+    return {
+        name: value
+        for name, value in asdict(sample).items()
+        if name not in defaults or value != defaults[name]
+    }

@@ -37,8 +37,8 @@ PART_PIXELS = 2**20
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-def decode(data: bytes) -> Image.Image:
-    """Decode an image to RGB: upright by its EXIF orientation, over white where transparent.
+def decode(data: bytes, background: str = "#ffffff") -> Image.Image:
+    """Decode an image to RGB: upright by its EXIF orientation, over a colour where transparent.
 
     For an animation use the first frame. Scale 16-bit greys to 8 bits. Pixels take at most about
     8 bytes each while they are converted.
@@ -53,7 +53,7 @@ def decode(data: bytes) -> Image.Image:
         with Image.open(io.BytesIO(data), formats=[*FORMATS]) as image:
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
-            return _to_rgb(image)
+            return _to_rgb(image, background)
     except BadImageError:
         raise
     except UnidentifiedImageError as error:
@@ -76,13 +76,13 @@ def _name_other_format(data: bytes) -> str:
     return "not an image that Pillow can read"
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image, background: str) -> Image.Image:
     if image.mode == "F":
         raise BadImageError("floating-point pixels, whose range is not known")
     if image.mode.startswith("I"):
         image = _eight_bits(image)
     if image.has_transparency_data:
-        return _over_white(image)
+        return _over(image, background)
     return image.convert("RGB")
 
 
@@ -93,12 +93,12 @@ def _parts(image: Image.Image) -> Iterator[tuple[Image.Image, tuple[int, int]]]:
         yield image.crop((0, top, image.width, min(top + rows, image.height))), (0, top)
 
 
-def _over_white(image: Image.Image) -> Image.Image:
+def _over(image: Image.Image, background: str) -> Image.Image:
     found = Image.new("RGB", image.size)
     for part, place in _parts(image):
         layer = part.convert("RGBA")
-        white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
-        found.paste(Image.alpha_composite(white, layer).convert("RGB"), place)
+        ground = Image.new("RGBA", layer.size, background)
+        found.paste(Image.alpha_composite(ground, layer).convert("RGB"), place)
     return found
 
 

@@ -52,8 +52,8 @@ class DigitsSource(Source):
             raise FileNotFoundError(ENOENT, "no such scan", file)
         return _scans()[file][0]
 
-    def decode(self, data: bytes) -> Image:
-        """Scale a scan to RGB, 32 x 32."""
+    def decode(self, data: bytes, background: str | None = None) -> Image:
+        """Scale a scan to RGB, 32 x 32; it is opaque."""
         from PIL import Image
 
         scan = Image.frombytes("L", (SCAN_SIDE, SCAN_SIDE), data)

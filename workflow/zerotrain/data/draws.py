@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ORDER, SAMPLE, STEP, HOLDOUT_NOISE, IMAGE_SEEDS, ROUTE, CROP, BATCHES = 1, 2, 3, 4, 5, 6, 7, 8
+TAGS, VARIANT = 9, 10
 """Streams by purpose: HOLDOUT_NOISE and IMAGE_SEEDS for evaluation, the others for training."""
 
 
@@ -65,6 +66,26 @@ def draw_sample(
         noise += np.float32(noise_offset) * random.standard_normal(whole, dtype=np.float32)
     flip = bool(random_flip and random.random() < 0.5)
     return Draw(noise, float(uniform), bool(dropout < caption_dropout), flip)
+
+
+@dataclass(frozen=True)
+class VariantDraw:
+    """Which of the stored variants of a sample is trained, each in [0, 1) of their number."""
+
+    caption: float
+    view: float
+
+
+def draw_variant(seed: int, epoch: int, place: int) -> VariantDraw:
+    """Draw the variants of a sample.
+
+    Args:
+        seed: The run's seed.
+        epoch: As for draw_sample.
+        place: As for draw_sample.
+    """
+    caption, view = generator(seed, VARIANT, epoch, place).random(2)
+    return VariantDraw(float(caption), float(view))
 
 
 def draw_routes(

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerotrain.config.image_options import WHITE
 from zerotrain.data import metadata
 from zerotrain.data.caption_file import BadCaptionError, read_caption_file
-from zerotrain.data.conditioning import ConditioningFolders
+from zerotrain.data.conditioning import MASK, ConditioningFolders
 from zerotrain.data.kohya_folders import folder_caption, repeat_as_named
 from zerotrain.data.listing import (
     Listing,
@@ -55,6 +56,11 @@ class FolderSource(Source):
         folders = self.data.conditioning_folders
         return FolderSource(self.data, Path(folders[position]).expanduser()) if folders else self
 
+    def mask_source(self, file: str) -> Source:
+        """Return the folder of the masks."""
+        masks = self.data.mask_images
+        return FolderSource(self.data, Path(masks).expanduser()) if masks else self
+
     def _found(self, read_caption: Callable[[str, str], Found]) -> list[Found]:
         listing = list_images(self.data)
         table = find_table(self.data, captioned=bool(listing.captions))
@@ -67,6 +73,10 @@ class FolderSource(Source):
             folders = ConditioningFolders(self.data)
             self.notes += folders.surplus(listing.images)
             found = [folders.match(entry) for entry in found]
+        if self.data.mask_images:
+            masks = ConditioningFolders(self.data, [self.data.mask_images], MASK)
+            self.notes += masks.surplus(listing.images)
+            found = [masks.match_mask(entry) for entry in found]
         if self.data.folder_repeats:
             found = [repeat_as_named(entry, self.root) for entry in found]
         return sorted([*found, *listing.bad], key=lambda entry: (entry.file, entry.reason or ""))
@@ -84,11 +94,11 @@ class FolderSource(Source):
             raise BadImageError(f"has {size:,} bytes; images are read up to {MOST_IMAGE_BYTES:,}")
         return path.read_bytes()
 
-    def decode(self, data: bytes) -> Image:
+    def decode(self, data: bytes, background: str | None = None) -> Image:
         """Decode an image to upright RGB."""
         from zerotrain.data.decode import decode
 
-        return decode(data)
+        return decode(data, background or WHITE)
 
     def _from_files(
         self, listing: Listing, read_caption: Callable[[str, str], Found]
@@ -180,7 +190,7 @@ def folder_files(data: ImageSourceConfig) -> list[str]:
     own_files = data.caption_strategy == "textfile" and not table
     names = [*listing.images, *listing.captions.values()] if own_files else listing.images
     paths = {os.path.join(root, name) for name in names}
-    for folder in data.conditioning_folders:
+    for folder in data.other_folders:
         place = Path(folder).expanduser()
         paths |= {os.path.join(place, name) for name in list_conditioning(data, folder).images}
     return sorted({*paths, str(table)} if table else paths)

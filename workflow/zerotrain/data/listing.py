@@ -40,7 +40,7 @@ class Listing:
 
 
 def list_images(data: ImageSourceConfig) -> Listing:
-    """List data.images with its subfolders, except for folders of conditioning images in it.
+    """List data.images with its subfolders, except for folders of conditioning images or masks.
 
     Raises:
         PipelineError: it is missing, is not a folder, is unreadable, or has no image.
@@ -49,12 +49,13 @@ def list_images(data: ImageSourceConfig) -> Listing:
 
 
 def list_conditioning(data: ImageSourceConfig, folder: str) -> Listing:
-    """List a folder of data.conditioning_images with its subfolders.
+    """List a folder of data.conditioning_images, or of data.mask_images, with its subfolders.
 
     Raises:
         PipelineError: as list_images.
     """
-    return _list(Path(folder).expanduser(), data, "data.conditioning_images")
+    key = "mask_images" if folder == data.mask_images else "conditioning_images"
+    return _list(Path(folder).expanduser(), data, f"data.{key}")
 
 
 def root_of(data: ImageSourceConfig) -> Path:
@@ -94,8 +95,8 @@ def _list(root: Path, data: ImageSourceConfig, key: str) -> Listing:
 def _scan(root: Path, data: ImageSourceConfig, listing: Listing) -> None:
     extension = data.caption_extension.lower()
     real_root = os.path.realpath(root)
-    # A folder of images may contain one of conditioning images, or be inside it.
-    roots = [root_of(data), *(Path(name).expanduser() for name in data.conditioning_folders)]
+    # A folder of images may contain one of conditioning images or masks, or be inside it.
+    roots = [root_of(data), *(Path(name).expanduser() for name in data.other_folders)]
     waiting, seen = [""], {real_root, *map(os.path.realpath, roots)}
     while waiting:
         folder = waiting.pop()

@@ -59,7 +59,7 @@ def source_roots(data: DataConfig) -> list[str]:
     from zerotrain.data.listing import root_of
 
     roots = [root_of(part) for part in data.parts]
-    roots += [Path(one).expanduser() for one in data.conditioning_folders]
+    roots += [Path(one).expanduser() for part in data.parts for one in part.other_folders]
     # A table in the folder is below it.
     tables = [find_table(part, captioned=True) for part in data.parts if part.metadata]
     return [*dict.fromkeys(str(path) for path in [*roots, *tables] if path)]

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from zerotrain.config.image_options import WHITE
 from zerotrain.data.listing import EXTENSIONS, check_usable_path, root_of
 from zerotrain.data.source import Found, Source
 from zerotrain.data.table import printable
@@ -59,11 +60,11 @@ class Shards(Source):
     def _listed(self) -> Iterator[Found]:
         """List the images."""
 
-    def decode(self, data: bytes) -> Image:
+    def decode(self, data: bytes, background: str | None = None) -> Image:
         """Decode an image to upright RGB."""
         from zerotrain.data.decode import decode
 
-        return decode(data)
+        return decode(data, background or WHITE)
 
 
 class HuggingFaceSource(Shards):

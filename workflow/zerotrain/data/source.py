@@ -38,6 +38,10 @@ class Found:
     """Its conditioning images, each named within the conditioning_source of its position."""
     repeats: int = 1
     """How often its source has it in an epoch."""
+    other_captions: tuple[str, ...] = ()
+    """More captions of it (captions.edit_captions)."""
+    mask: str | None = None
+    """Its loss mask, named within mask_source."""
 
 
 class Source(ABC):
@@ -68,8 +72,8 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def decode(self, data: bytes) -> Image:
-        """Decode the upright RGB image in the bytes.
+    def decode(self, data: bytes, background: str | None = None) -> Image:
+        """Decode the upright RGB image in the bytes, over white or another colour.
 
         Raises:
             BadImageError: they are not an image.
@@ -83,6 +87,10 @@ class Source(ABC):
         """Return the path of an image, of a source whose images are files."""
         return os.path.join(self.name, file)
 
+    def mask_source(self, file: str) -> Source:
+        """Return the source of the mask of an image."""
+        return self
+
     def sha256(self, file: str) -> str:
         """Compute the sha256 of an image's bytes."""
         return hashlib.sha256(self.read(file)).hexdigest()
@@ -95,21 +103,26 @@ class Source(ABC):
         """
         return self._image(file, None)
 
-    def image_of(self, file: str, image_sha256: str) -> Image:
+    def image_of(self, file: str, image_sha256: str, background: str | None = None) -> Image:
         """Read an image as upright RGB, if it has not changed since prepare_dataset.
+
+        Args:
+            file: Its name.
+            image_sha256: Digest of its bytes.
+            background: The colour that it is put on; None for white.
 
         Raises:
             PipelineError: it is missing or unreadable, or has changed.
         """
-        return self._image(file, image_sha256)
+        return self._image(file, image_sha256, background)
 
-    def _image(self, file: str, image_sha256: str | None) -> Image:
+    def _image(self, file: str, image_sha256: str | None, background: str | None = None) -> Image:
         hint = "run snakemake again: it prepares the dataset again"
         try:
             data = self.read(file)
             if image_sha256 and hashlib.sha256(data).hexdigest() != image_sha256:
                 raise PipelineError(f"{self.name}: {file} changed since prepare_dataset", hint=hint)
-            return self.decode(data)
+            return self.decode(data, background)
         except (OSError, BadImageError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise PipelineError(f"{self.name}: {file}: {why}", hint=hint) from error

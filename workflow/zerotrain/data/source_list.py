@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from zerotrain.config.image_options import WHITE
 from zerotrain.config.image_source import SHARDS
 from zerotrain.data.folder import FolderSource, folder_files
 from zerotrain.data.source import Found, Source
@@ -53,11 +54,16 @@ class SourceList(Source):
         name, _, inner = file.partition("/")
         return self.parts[name].path_of(inner)
 
-    def decode(self, data: bytes) -> Image:
+    def mask_source(self, file: str) -> Source:
+        """Return the source of the mask of an image."""
+        name, _, inner = file.partition("/")
+        return self.parts[name].mask_source(inner)
+
+    def decode(self, data: bytes, background: str | None = None) -> Image:
         """Decode an image to upright RGB, as every source does."""
         from zerotrain.data.decode import decode
 
-        return decode(data)
+        return decode(data, background or WHITE)
 
 
 def open_part(source: ImageSourceConfig) -> Source:

@@ -182,7 +182,7 @@ def _judge(
 
     def crops(split: Literal["train", "holdout"]) -> Iterator[Image]:
         for sample in dataset.split(split):
-            image = source.image_of(sample.file, sample.image_sha256)
+            image = source.image_of(sample.file, sample.image_sha256, sample.background)
             yield crop_and_resize(image, sample.crop, resolution)
 
     def captions(split: Literal["train", "holdout"]) -> list[str]:

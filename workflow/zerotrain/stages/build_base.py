@@ -95,7 +95,10 @@ class Crops(Sequence["Image"]):
     def digest(self) -> str:
         """Return the digest of everything that the pixels and their order depend on."""
         modules = (*self._source.pixel_modules, "zerotrain.data.crop")
-        cut = [(sample.image_sha256, sample.crop) for sample in self._samples]
+        cut = [
+            (sample.image_sha256, sample.crop, *([sample.background] if sample.background else []))
+            for sample in self._samples
+        ]
         return artifact.digest([cut, self.resolution, code_digest(*modules)])
 
     def __len__(self) -> int:
@@ -111,7 +114,7 @@ class Crops(Sequence["Image"]):
         if isinstance(index, slice):
             return Crops(self._source, self._samples[index], self.resolution)
         sample = self._samples[index]
-        image = self._source.image_of(sample.file, sample.image_sha256)
+        image = self._source.image_of(sample.file, sample.image_sha256, sample.background)
         return crop_and_resize(image, sample.crop, self.resolution)
 
 

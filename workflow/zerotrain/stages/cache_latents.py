@@ -17,6 +17,7 @@ from zerotrain.cache.layout import (
     CONDITIONING,
     KIND,
     LATENTS,
+    MASKS,
     TEXT,
     WHOLE,
     Entry,
@@ -90,7 +91,8 @@ def cache_latents(
         if not isinstance(asked, str):
             check_sampling(base, len(asked[1]), "validation.conditioning_images")
     prompts = {asked: encoding.prompt_keys(asked) for asked in settings.validation_prompts}
-    captions = [sample.caption for sample in samples.samples]
+    captioned = [replace(one, caption=text) for one in samples.samples for text in one.captions]
+    captions = [sample.caption for sample in captioned]
     limits = family.caption_limits(base, captions, settings.cache.max_sequence_length)
     artifact.recover_interrupted_publish(output)
     now = present(encoding.code, device=encoding.device)
@@ -139,9 +141,17 @@ def cache_latents(
     latents = write(LATENTS, _latents(entries), encoding.latents)
     text = write(TEXT, _texts(entries, empty_text), encoding.text)
     conditioning = write(CONDITIONING, images, encoding.conditioning) if images else None
+    wanted_masks = _masks(entries)
+    masks = (
+        write(MASKS, wanted_masks, lambda keys: encoding.masks(keys, stored))
+        if wanted_masks and only == WHOLE
+        else None
+    )
     parts = [(latents, "latents"), (text, "captions")]
     if conditioning is not None:
         parts.insert(1, (conditioning, "sets of conditioning images"))
+    if masks is not None:
+        parts.append((masks, "loss masks"))
     counts = ", ".join(f"{written.encoded} of {written.total} {what}" for written, what in parts)
     if only != WHOLE:
         parents = {"dataset": samples.artifact, "base": model}
@@ -159,6 +169,7 @@ def cache_latents(
         latents=latents.series,
         text=text.series,
         conditioning=conditioning.series if conditioning else None,
+        masks=masks.series if masks else None,
         data_sha256=drawn_digest(entries, settings.cache.dtype, settings.cache.max_sequence_length),
     )
     unchanged = same_index(output, index)
@@ -178,12 +189,13 @@ def cache_latents(
     ) as draft:
         carry_record(output, draft.folder, now, unchanged=unchanged)
         draft.known = place(latents, draft.folder) | place(text, draft.folder)
-        if conditioning is not None:
-            draft.known |= place(conditioning, draft.folder)
+        for more in (conditioning, masks):
+            if more is not None:
+                draft.known |= place(more, draft.folder)
         if shown is not None or limits:
             (draft.folder / RECORDS).mkdir(exist_ok=True)
         if limits:
-            write_long_captions(draft.folder, limits, samples.samples)
+            write_long_captions(draft.folder, limits, captioned)
         if shown is not None:
             draft.known |= place(shown, draft.folder)
             if seen is not None:
@@ -201,6 +213,7 @@ def cache_latents(
                 "latents": latents.total,
                 "captions": text.total,
                 **({"conditioning": conditioning.total} if conditioning else {}),
+                **({"masks": masks.total} if masks else {}),
             },
         }
     for limit in limits:
@@ -209,13 +222,24 @@ def cache_latents(
 
 
 def _latents(entries: Sequence[Entry]) -> list[str]:
-    """Return the keys of all latents, including those of mirrored images."""
+    """Return the keys of all latents, including those of mirrored images and of other crops."""
     flipped = [entry.flipped for entry in entries if entry.flipped is not None]
-    return [*(entry.latents for entry in entries), *flipped]
+    others = [
+        key
+        for entry in entries
+        for keys in (entry.other_latents, entry.other_flipped)
+        for key in keys or ()
+    ]
+    return [*(entry.latents for entry in entries), *flipped, *others]
 
 
 def _conditioning(entries: Sequence[Entry]) -> list[str]:
     return [entry.conditioning for entry in entries if entry.conditioning is not None]
+
+
+def _masks(entries: Sequence[Entry]) -> list[str]:
+    found = ((entry.mask, *(entry.other_masks or ())) for entry in entries)
+    return [key for keys in found for key in keys if key is not None]
 
 
 def _shown_images(prompts: Mapping[str | ConditionedPrompt, PromptKeys]) -> list[str]:
@@ -229,4 +253,6 @@ def _shown_texts(prompts: Mapping[str | ConditionedPrompt, PromptKeys]) -> list[
 def _texts(entries: Sequence[Entry], empty_text: str | None) -> list[str]:
     """Return the keys of all captions, and of the empty caption: one, or one for each sample."""
     empty = [entry.empty_text for entry in entries if entry.empty_text is not None]
-    return [*(entry.text for entry in entries), *([empty_text] if empty_text else empty)]
+    others = [key for entry in entries for key in entry.other_texts or ()]
+    texts = [*(entry.text for entry in entries), *others]
+    return [*texts, *([empty_text] if empty_text else empty)]

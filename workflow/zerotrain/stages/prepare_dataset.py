@@ -11,8 +11,10 @@ from typing import Any
 
 from zerotrain import artifact
 from zerotrain.config.data import DataConfig
+from zerotrain.config.image_options import WHITE
 from zerotrain.config.image_source import ImageSourceConfig, SourceConfig
 from zerotrain.config.scalar import one_line
+from zerotrain.data.captions import describe_changes, edit_captions, split_captions
 from zerotrain.data.conditioning import check_equal_numbers
 from zerotrain.data.conditioning_file import check_opaque
 from zerotrain.data.conversation import Conversation, conversations_content
@@ -27,9 +29,11 @@ from zerotrain.data.dataset import (
 )
 from zerotrain.data.files import DatasetFiles, walk
 from zerotrain.data.image_summary import format_summary, summarise_images
+from zerotrain.data.masks import check_mask
 from zerotrain.data.open import open_source
 from zerotrain.data.source import BadImageError, Found, Source
 from zerotrain.data.text import read_conversations_of
+from zerotrain.data.transparency import read_alpha
 from zerotrain.errors import PipelineError
 from zerotrain.machine.ordered_pool import in_order
 from zerotrain.machine.progress_bar import progress
@@ -96,7 +100,7 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
     summary = f"{count['train']} {what} to train on and {count['holdout']} held out"
     if conditioning:
         summary += f", each with {conditioning} conditioning image{'s' * (conditioning > 1)}"
-    captions = len({sample.caption for sample in images})
+    captions = len({caption for sample in images for caption in sample.captions})
     print(summary + (f", with {captions} different captions" if images else ""))
     if images:
         seen = summarise_images(images, resolution, data.aspect_buckets, data.resolutions)
@@ -106,9 +110,11 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
 
 def checked_images(source: Source, data: DataConfig) -> Iterator[Sample | Found]:
     """Read and check every image of the source once, in the order of the dataset."""
-    found = source.found()
+    found, changed = edit_captions(source.found(), data.part_of)
     for note in source.notes:
         _warn(one_line(note))
+    if changes := describe_changes(changed, sum(not entry.reason for entry in found)):
+        print(changes)
     yield from progress(
         in_order(lambda entry: _check(source, entry, data), found, data.num_workers),
         len(found),
@@ -121,9 +127,11 @@ def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
     """Read an entry's pixels and return its sample, or the entry with a reason against it."""
     if entry.reason:
         return entry
+    part = data.part_of(entry.file)
     try:
         content = source.read(entry.file)
         image = source.decode(content)
+        mask_sha256 = check_mask(source, entry, content, image.size, part)
     except BadImageError as error:
         return Found(entry.file, reason=str(error))
     except OSError as error:
@@ -136,25 +144,39 @@ def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
     except BadImageError as error:
         return Found(entry.file, reason=str(error))
     image_sha256 = hashlib.sha256(content).hexdigest()
-    part = data.part_of(entry.file)
+    split = choose_split(image_sha256, data.holdout)
+    caption, *others = split_captions(entry, part, split)
     return Sample(
         file=entry.file,
         image_sha256=image_sha256,
-        caption=entry.caption,
-        caption_sha256=caption_sha256(entry.caption),
+        caption=caption,
+        caption_sha256=caption_sha256(caption),
         original_size=image.size,
         size=limit_pixels(image.size, part.max_pixels),
         crop=centre_crop(image.size),
-        split=choose_split(image_sha256, data.holdout),
+        split=split,
         conditioning=conditioning,
         **_of_source(part, entry.repeats),
+        other_captions=tuple(others),
+        loss_weight=part.loss_weight,
+        background=_background(content, part),
+        mask=entry.mask,
+        mask_sha256=mask_sha256,
     )
+
+
+def _background(content: bytes, data: ImageSourceConfig) -> str | None:
+    """Return the colour behind an image's transparent pixels, where it is not white."""
+    colour = data.transparent_background.lower()
+    return colour if colour != WHITE and read_alpha(content) is not None else None
 
 
 def _hashed(source: Source, samples: Sequence[Sample]) -> Iterator[tuple[str, str]]:
     """Yield path and sha256 of the images of samples."""
     for sample in samples:
         yield source.path_of(sample.file), sample.image_sha256
+        if sample.mask is not None and sample.mask_sha256 is not None:
+            yield source.mask_source(sample.file).path_of(sample.mask), sample.mask_sha256
         for position, image in enumerate(sample.conditioning):
             folder = source.conditioning_source(position).name
             yield os.path.join(folder, image.file), image.image_sha256

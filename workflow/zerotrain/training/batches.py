@@ -19,7 +19,7 @@ from zerotrain.cache import Cache, Entry, TokenCache, stacked
 from zerotrain.cache.reader import ON_HOST
 from zerotrain.config.token_routes import kept_tokens
 from zerotrain.config.training import TokenRoute
-from zerotrain.data.draws import draw_routes, draw_sample
+from zerotrain.data.draws import draw_routes, draw_sample, draw_variant
 from zerotrain.data.order import SampleOrder, repeat_in_rounds
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.families import Batch
@@ -129,7 +129,12 @@ class Batches:
             random_flip=cache.is_mirrored(number),
         )
         sample = {
-            **cache.sample(number, captioned=not draw.drop_caption, flipped=draw.flip),
+            **cache.sample(
+                number,
+                captioned=not draw.drop_caption,
+                flipped=draw.flip,
+                **self._variants(cache.variants(number), epoch, place),
+            ),
             "noise": torch.from_numpy(draw.noise),
             "uniform": torch.tensor(draw.uniform, dtype=torch.float64),
         }
@@ -138,6 +143,14 @@ class Batches:
                 self._phase.train.tread_config.routes, epoch, place, sample
             )
         return sample
+
+    def _variants(self, counts: tuple[int, int], epoch: int, place: int) -> dict[str, int]:
+        """Return the stored variants of a sample that its turn draws, if it has several."""
+        captions, views = counts
+        if captions == views == 1:
+            return {}
+        draw = draw_variant(self._phase.seed, epoch, place)
+        return {"caption": int(draw.caption * captions), "view": int(draw.view * views)}
 
     def _routes(
         self,

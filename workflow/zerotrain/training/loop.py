@@ -137,6 +137,8 @@ def _accumulate(
         log.lap("data")
         with engine.micro_batch(last=part == phase.train.gradient_accumulation_steps - 1):
             each = objective.loss(engine.model, batch)
+            if (weight := batch.get("loss_weight")) is not None:
+                each = each * weight
             loss = each.mean()
             log.lap("forward")
             engine.backward(nan_gradients_if_not_finite(loss))

@@ -178,6 +178,8 @@ def _also(plan: Plan, width: int) -> list[str]:
         latents, text = cached_bytes(
             architecture, shape, cache.dtype, flips=plan.config.data.random_flip
         )
+        buckets = plan.config.data.aspect_buckets
+        latents *= buckets.crop_variants if buckets else 1
         further = conditioning_bytes(architecture, shape, cache.dtype)
         conditioning = f", {further / 1e3:,.1f} kB its conditioning images" if further else ""
         what = "a caption with its images" if shape.image_text_tokens else "a distinct caption"

@@ -15,7 +15,7 @@ import torch
 from diffusers import DDPMScheduler
 
 from zerotrain.errors import PipelineError
-from zerotrain.models.families.loss_functions import LossFunction
+from zerotrain.models.families.loss_functions import LossFunction, masked
 
 if TYPE_CHECKING:
     from zerotrain.models.families import Batch
@@ -109,7 +109,7 @@ class DenoisingObjective(ABC):
         place = timesteps / len(self.schedule.alphas_cumprod)
         error = prediction.float() - target
         costs = self.loss_function.costs(error, place, (sigma / alpha).flatten())
-        loss = costs.mean(dim=(1, 2, 3))
+        loss = masked(costs, batch).mean(dim=(1, 2, 3))
         if self.snr_gamma is not None:
             loss = loss * self.min_snr_weight(timesteps, self.snr_gamma)
         return loss

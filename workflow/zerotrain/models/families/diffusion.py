@@ -93,7 +93,7 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
             longest: Longest side of the images that it is trained on; None for squares.
             store: Store that its fitted autoencoder is read from or added to.
         """
-        captions = [sample.caption for sample in dataset.split("train")]
+        captions = [caption for sample in dataset.split("train") for caption in sample.captions]
         nano = importlib.import_module(f"zerotrain.models.families.{self.name}_nano")
         nano.SMALL.build(
             captions,

@@ -17,7 +17,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from zerotrain.errors import PipelineError
-from zerotrain.models.families.loss_functions import LossFunction
+from zerotrain.models.families.loss_functions import LossFunction, masked
 
 if TYPE_CHECKING:
     from zerotrain.models.families import Batch
@@ -140,7 +140,7 @@ class FlowMatchingObjective(ABC):
         if self._of_image:  # noisy - share * velocity is the predicted image
             error = error * share
         costs = self._loss_function.costs(error, sigmas, sigmas / (1 - sigmas))
-        return costs.flatten(1).mean(dim=1) * self.weights(sigmas, latents)
+        return masked(costs, batch).flatten(1).mean(dim=1) * self.weights(sigmas, latents)
 
 
 def _bell(sigmas: torch.Tensor) -> torch.Tensor:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from zerotrain.config.families import LOSS
+
+if TYPE_CHECKING:
+    from zerotrain.models.families import Batch
 
 
 @dataclass(frozen=True)
@@ -60,3 +63,13 @@ class LossFunction:
         if self.huber_schedule == "snr":
             return (1 - self.huber_c) / (1 + noise_ratio) ** 2 + self.huber_c
         return torch.full_like(place, self.huber_c)
+
+
+def masked(costs: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Multiply costs [B, ..., h, w] by the batch's loss masks [B, 1, h, w], if it has any.
+
+    The mean stays one over all latents, as in kohya's sd-scripts: a sample of which half is masked
+    counts half.
+    """
+    mask = batch.get("loss_mask")
+    return costs if mask is None else costs * mask

@@ -222,8 +222,9 @@ def _keys(value: Any, parts: Sequence[str], last: int) -> list[str]:
 def dependencies(job: Any, run: RunConfig) -> list[str]:
     """List the inputs of a job; a user's folder as a whole, so that DVC notices a new file."""
     paths = {os.path.relpath(path) for path in inputs_of(job)}
-    images = (one.images for one in run.data.parts)
-    named = (*images, run.data.path, *run.data.conditioning_folders)
+    parts = run.data.parts
+    folders = (folder for part in parts for folder in (part.images, *part.other_folders))
+    named = (*folders, run.data.path)
     data = [Path(name).expanduser() for name in named if name]
     for folder in (*data, *local_folders(run.base)):
         root = os.path.relpath(folder)

@@ -16,6 +16,7 @@ from zerotrain.artifact import MANIFEST, Artifact
 from zerotrain.config.data import DataConfig
 from zerotrain.config.image_source import ImageSourceConfig
 from zerotrain.data import metadata
+from zerotrain.data.captions import prepare_captions
 from zerotrain.data.conversation import Conversation
 from zerotrain.data.dataset import caption_sha256
 from zerotrain.data.digits import MD5, digits_file
@@ -136,7 +137,7 @@ def _config(dataset: Artifact, root: Path) -> DataConfig:
     recorded = dict(dataset.made_by["data"])
     fields = DataConfig.model_fields
     given = {key: value for key, value in recorded.items() if value != fields[key].default}
-    for key in ("images", "metadata", "path"):
+    for key in ("images", "metadata", "path", "mask_images"):
         if key in given:
             place = root / Path(given[key]).expanduser()
             hub_id = key == "path" and not os.path.exists(place) and not Path(given[key]).suffix
@@ -225,6 +226,7 @@ def _check_images(
 
     findings = [found for found in in_order(check, samples, WORKERS) if found]
     findings += _check_conditioning(samples, source, index)
+    findings += _check_masks(samples, source, index)
     try:
         captions = _captions(data, source, [sample["file"] for sample in samples])
     except PipelineError as error:
@@ -233,7 +235,12 @@ def _check_images(
         return [*findings, Finding("missing", table, expected, error.what)], []
     for sample in samples:
         place, caption = captions[sample["file"]]
-        if caption is not None and caption_sha256(caption) == sample["caption_sha256"]:
+        made = prepare_captions(caption, data, sample["split"]) if caption is not None else ()
+        if (
+            made
+            and caption_sha256(made[0]) == sample["caption_sha256"]
+            and [*made[1:]] == sample.get("other_captions", [])
+        ):
             continue
         problem: Problem = "missing" if caption is None else "different"
         shown = place if data.source == "digits" else index.display(Path(place))
@@ -258,6 +265,21 @@ def _check_conditioning(
         return _check_image(image, source.conditioning_source(position), shown)
 
     return [found for found in in_order(check, [*places], WORKERS) if found]
+
+
+def _check_masks(
+    samples: list[dict[str, Any]], source: Source, index: ArtifactIndex
+) -> list[Finding]:
+    """Check the loss masks that are files of their own."""
+
+    def check(sample: dict[str, Any]) -> Finding | None:
+        masks = source.mask_source(sample["file"])
+        shown = index.display(Path(masks.name, sample["mask"]))
+        image = {"file": sample["mask"], "image_sha256": sample["mask_sha256"]}
+        return _check_image(image, masks, shown)
+
+    masked = [sample for sample in samples if sample.get("mask") is not None]
+    return [found for found in in_order(check, masked, WORKERS) if found]
 
 
 def _check_digits_file(index: ArtifactIndex) -> Finding | None:
