@@ -169,8 +169,8 @@ class WebDatasetSource(Shards):
                 yield Found(file, reason="a caption with no image of its name in its shard")
         self.notes = []
         if others:
-            said = f"{len(others)} other members in {self.root}, such as {others[0]}, are not read"
-            self.notes = [said]
+            note = f"{len(others)} other members in {self.root}, such as {others[0]}, are not read"
+            self.notes = [note]
         for file in images:
             stem = _stem(file)
             kinds = [one for one in (f"{stem}.txt", f"{stem}.json") if one in texts]
