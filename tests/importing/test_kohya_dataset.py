@@ -66,7 +66,7 @@ def test_a_kohya_toml_is_cached_from_as_it_is(toml, tmp_path):
     nested = read(toml).nested()
     assert nested["data"]["sources"] == [
         {"name": "10_sks-dog", "images": "train/10_sks dog", "repeats": 10, "random_flip": True,
-         "caption_extension": ".txt"},
+         "caption_extension": ".txt", "multiline_captions": "first"},
         {"name": "1_dog", "images": "reg/1_dog", "is_regularisation_data": True,
          "instance_prompt": "dog", "caption_strategy": "instanceprompt", "resolution": 16},
     ]  # fmt: skip
@@ -99,9 +99,30 @@ def test_one_subset_is_no_list(toml):
     sizes = data["aspect_buckets"].pop("sizes")
     assert data == {
         "images": "train/10_sks dog", "repeats": 10, "random_flip": True,
-        "caption_extension": ".txt", "aspect_buckets": {"alignment": 64},
+        "caption_extension": ".txt", "multiline_captions": "first",
+        "aspect_buckets": {"alignment": 64},
     }  # fmt: skip
     assert sizes == bucket_sizes(512, 256, 1024, 64)
+
+
+def test_caption_options_and_masks_are_those_of_this_program(toml):
+    """keep_tokens counts only with variants; a shuffle is of stored variants and so changed."""
+    found = read(
+        toml,
+        (
+            "keep_tokens = 1",
+            "keep_tokens = 2\nshuffle_caption = true\ncaption_tag_dropout_rate = 0.1\n"
+            'caption_prefix = "sks,"\nalpha_mask = true',
+        ),
+    )
+    expected = {
+        "shuffle_caption": True, "caption_tag_dropout_rate": 0.1, "keep_tokens": 2,
+        "caption_prefix": "sks,", "loss_mask": "alpha",
+    }  # fmt: skip
+    first, second = found.nested()["data"]["sources"]
+    for source in (first, second):
+        assert expected.items() <= source.items()
+    assert {one.key for one in found.notes if one.outcome == "changed"} >= {"shuffle_caption"}
 
 
 def test_buckets_are_those_of_kohyas_scripts():
@@ -116,7 +137,7 @@ def test_buckets_are_those_of_kohyas_scripts():
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (("keep_tokens = 1", "shuffle_caption = true"), "shuffle_caption: True cannot be honoured"),
+        (("keep_tokens = 1", "enable_wildcard = true"), "enable_wildcard: True cannot be honoured"),
         (("keep_tokens = 1", "keep_token = 1"), "did you mean keep_tokens"),
         (("resolution = [16, 16]", "resolution = [16, 24]"), "16x24 is no square"),
         (("resolution = 32", "enable_bucket = true\nresolution = 32"), "some datasets only"),

@@ -23,7 +23,7 @@ from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.keys import KOHYA_DATASET
 
 BUCKETS = ("bucket_reso_steps", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale")
-FIRST_LINE = "a caption file of several lines is one caption here; kohya's scripts read the first"
+VARIANTS = "variants of each caption are drawn once and stored; training draws one each time"
 REGULARISATION = (
     "kohya's scripts repeat regularisation images until they are as many as the others: here "
     "`repeats` of the source says how often"
@@ -54,6 +54,7 @@ def read_kohya_dataset(path: Path, result: ImportedConfig) -> None:
     for subset, prefix in zip(subsets, prefixes, strict=True):
         result.attempt(_put_images, subset, prefix, result)
         result.attempt(_put_captions, subset, prefix, result)
+        result.attempt(_put_caption_options, subset, prefix, result)
     with result.collect():
         sides = [_side(subset) for subset in subsets]
         put_resolutions("resolution", sides, prefixes, result)
@@ -137,10 +138,29 @@ def _put_captions(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
             )
         result.ignore("class_tokens", tokens, "every image has a caption file")
     if "caption_extension" in subset.values:
-        key = f"{prefix}caption_extension"
-        result.put("changed", "caption_extension", extension, key, extension, FIRST_LINE)
+        result.keep("caption_extension", extension, f"{prefix}caption_extension")
     else:
-        result.assume(f"{prefix}caption_extension", extension, f"kohya's default; {FIRST_LINE}")
+        result.assume(f"{prefix}caption_extension", extension, "kohya's default")
+    result.assume(f"{prefix}multiline_captions", "first", "kohya's scripts read the first line")
+
+
+def _put_caption_options(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
+    """Set what is added to captions, their variants, and the mask of transparent images."""
+    for name in ("caption_prefix", "caption_suffix"):
+        if value := subset.values.get(name):
+            result.keep(name, value, f"{prefix}{name}")
+    varied = [name for name in ("shuffle_caption", "caption_tag_dropout_rate") if subset.get(name)]
+    for name in varied:
+        value = subset.get(name)
+        result.put("changed", name, value, f"{prefix}{name}", value, VARIANTS)
+    for name in ("keep_tokens", "caption_separator"):
+        value = subset.get(name)
+        if value != KOHYA_DATASET[name].default and varied:
+            result.keep(name, value, f"{prefix}{name}")
+        elif name in subset.values:
+            result.ignore(name, value, "captions have no variants, or it is the default")
+    if subset.get("alpha_mask"):
+        result.keep("alpha_mask", True, f"{prefix}loss_mask", "alpha")
 
 
 def _stem(file: str) -> str:
