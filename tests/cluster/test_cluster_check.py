@@ -488,7 +488,7 @@ def test_a_profile_of_another_engine_says_that_it_was_never_run(engine: str) -> 
     head = " ".join(line.lstrip("# ") for line in lines[: lines.index("")])
     assert "This profile has never been run" in head
     rules = yaml.safe_load("\n".join(lines))["set-resources"]
-    assert set(rules) == {"train_phase", "cache_latents", "evaluate"}
+    assert set(rules) == {"train_phase", "cache_latents", "encode_shard", "evaluate"}
     assert all((ROOT / f"rules/{rule}.smk").is_file() for rule in rules)
 
 

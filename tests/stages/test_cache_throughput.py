@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,6 @@ from zerotrain.stages import cache_latents as stage
 
 GIB = 2**30
 SECONDS = 20
-IMAGES = 20
-"""Of the run."""
 
 
 @pytest.fixture
@@ -58,32 +57,28 @@ def test_the_next_batch_is_read_while_one_is_encoded(run, family, monkeypatch):
     assert waited == [True] * 4
 
 
-def test_images_are_encoded_while_a_shard_is_written(run, family, monkeypatch):
-    """While the first shard is written, at least the last image is encoded."""
+def test_the_next_shard_is_encoded_while_one_is_written(tmp_path, monkeypatch):
+    """Two keys, each in a shard of its own."""
     writing, encoding = threading.Event(), threading.Event()
-    images = 0
     waited: list[bool] = []
 
-    def encode(pixels: torch.Tensor) -> torch.Tensor:
-        nonlocal images
-        images += 1
-        if images == IMAGES:
-            writing.wait(SECONDS)
-        if writing.is_set():
-            encoding.set()
-        return FakeFamily.encode_images(family, pixels)
+    def encode(keys: Sequence[str]) -> Iterator[dict[str, torch.Tensor]]:
+        yield {"latents": torch.zeros(100)}
+        writing.wait(SECONDS)
+        encoding.set()
+        yield {"latents": torch.ones(100)}
 
     def saving(tensors, path) -> None:
         writing.set()
-        if not waited:
-            waited.append(encoding.wait(SECONDS))
+        waited.append(encoding.wait(SECONDS))
         save_file(tensors, path)
 
-    monkeypatch.setattr(family, "encode_images", encode)
     monkeypatch.setattr(writer, "save_file", saving)
-    run.cache(batch_size=1, data={"num_workers": 0})
-    assert waited == [True]
-    assert images == IMAGES
+    keys = ["0" * 64, "f" * 64]
+    stored = writer.StoredShards(tmp_path)
+    written = writer.write_series("latents", keys, encode, stored, folder=tmp_path, shard_size=1000)
+    assert waited == [True, True]
+    assert written.series.count == 2
 
 
 @pytest.mark.parametrize(
