@@ -103,6 +103,30 @@ def test_the_count_follows_the_views_of_images(run, capsys, data):
     assert 0 < found.images < found.of_images
 
 
+def test_the_count_follows_the_variants_of_crops(run, capsys):
+    """All of them are counted, and none is encoded twice."""
+    data = {"aspect_buckets": {**BUCKETS, "crop": "random", "crop_variants": 3}}
+    run.cache(data=data)
+    _, of_images, _, _ = encoded(capsys.readouterr().out)
+    found = foresee(run, data)
+    assert (found.images, found.of_images) == (0, of_images)
+    assert of_images > 20
+
+
+def test_the_count_follows_the_variants_of_captions(run, capsys):
+    """A prefix changes all, and is no change once it is prepared; an edit then has its variants."""
+    data = {"caption_prefix": "sks,", "shuffle_caption": True, "caption_variants": 2}
+    assert foresee(run, data).captions > 3
+    run.cache(data=data)
+    assert foresee(run, data).captions == 0
+    (run.images / "03.txt").write_text("one, two, three, four, five, six")
+    found = foresee(run, data)
+    run.cache(data=data)
+    images, _, captions, of_captions = encoded(capsys.readouterr().out)
+    assert (found.images, found.captions, found.of_captions + 1) == (images, captions, of_captions)
+    assert captions in (1, 2)
+
+
 def test_the_count_of_damaged_shards_and_other_encoders(run):
     """Exactly a damaged shard's items; all items of a dtype, of captions for their length; nothing
     is certain of a base that is built again."""

@@ -13,6 +13,7 @@ from zerotrain.artifact import replacing
 from zerotrain.artifact.layout import DataFolder, RunFolder
 from zerotrain.config.data import DataConfig
 from zerotrain.config.run import RunConfig
+from zerotrain.data.captions import prepare_captions
 from zerotrain.data.contact_sheet import MOST, Picture, draw_sheet, reduce
 from zerotrain.data.conversation import Conversation, read_conversations
 from zerotrain.data.dataset import KIND, Sample, read_dataset
@@ -119,7 +120,7 @@ def _look_at_images(run: RunConfig, check: Check) -> Look:
         prepared = artifact.read(folder, KIND, verify=False)
         if _has_settings(prepared, run.data):
             samples, bad = read_dataset(folder).samples, prepared.content["bad"]
-            if _lists(source, samples, bad):
+            if _lists(source, run.data, samples, bad):
                 look = Look(f"{source.name}, as {folder} has it", samples, bad=[*bad])
                 try:
                     _read_pixels(look, source, run.data.num_workers)
@@ -164,13 +165,14 @@ def _has_settings(dataset: artifact.Artifact, data: DataConfig) -> bool:
     return bool(dataset.made_by.get("data") == values)
 
 
-def _lists(source: Source, samples: Sequence[Sample], bad: Sequence[Mapping[str, str]]) -> bool:
+def _lists(
+    source: Source, data: DataConfig, samples: Sequence[Sample], bad: Sequence[Mapping[str, str]]
+) -> bool:
     """Return whether a source has these files and captions, without reading pixels."""
-    found = source.found()
-    captions = {sample.file: sample.caption for sample in samples}
-    given = {entry.file: entry.caption for entry in found if not entry.reason}
-    return {entry.file for entry in found} == {*captions, *(one["file"] for one in bad)} and all(
-        given.get(file) == caption for file, caption in captions.items()
+    found = {entry.file: entry.caption for entry in source.found()}
+    return found.keys() == {*(one.file for one in samples), *(one["file"] for one in bad)} and all(
+        prepare_captions(found[one.file], data.part_of(one.file), one.split) == one.captions
+        for one in samples
     )
 
 

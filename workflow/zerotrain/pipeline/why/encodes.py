@@ -7,12 +7,14 @@ changed values.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotrain.artifact import read_manifest
+from zerotrain.data.buckets import other_views
 from zerotrain.data.dataset import Sample, choose_split
 from zerotrain.data.source_views import choose_source_views
 from zerotrain.errors import PipelineError
@@ -76,16 +78,16 @@ def count_encodes(
     """
     index = _read_index(cache)
     images = _images(present, former, size, data)
-    captions = {(one.caption_sha256,) for one in present}
-    have_images, have_captions = _held(index, damaged) if index else (set(), set())
+    captions = {(caption,) for one in present for caption in one.captions_sha256}
+    have_images, have_captions = _held(index, damaged) if index else (Counter(), set())
     if EVERY_KEY & {*changed} or "images" in again:
-        have_images = set()
+        have_images = Counter()
     if (EVERY_KEY | TEXT_KEYS) & {*changed} or "captions" in again:
         have_captions = set()
-    lacking = len(images - have_images), len(captions - have_captions)
+    lacking = (images - have_images).total(), len(captions - have_captions)
     each = _bytes_each(cache)
     return Encodes(
-        *(lacking[0], len(images), lacking[1], len(captions)),
+        *(lacking[0], images.total(), lacking[1], len(captions)),
         bytes=lacking[0] * each[0] + lacking[1] * each[1] if each else None,
         at_most=tuple(sorted(again)) if index else (),
     )
@@ -102,26 +104,34 @@ def _read_index(cache: Path) -> Index | None:
 
 def _images(
     present: Sequence[Present], former: Sequence[Sample], size: int, data: DataConfig
-) -> set[Item]:
-    """Identify the latents of all samples. The size of a new image is unknown, and needed for none
-    of its own: the cache has nothing of it. With `merge_below` it could move others."""
+) -> Counter[Item]:
+    """Count the latents of all samples. The size of a new image is unknown, and needed for none of
+    its own: the cache has nothing of it. With `merge_below` it could move others."""
     # The name of its source decides the resolution of an image.
     known = {(one.image_sha256, one.source): one for one in former}
     pairs = [(one, known.get((one.image_sha256, _source_of(one, data)))) for one in present]
     samples = [sample for _, sample in pairs if sample]
     views = choose_source_views(samples, size, data.aspect_buckets, data.resolutions)
-    cuts = {
-        (sample.image_sha256, sample.source): (view.crop_top_left, view.size[::-1])
+    buckets = data.aspect_buckets
+    cuts: dict[tuple[str, str], list[tuple[object, object]]] = {
+        (sample.image_sha256, sample.source): [
+            ((one.crop_top_left, one.size[::-1]), one.box)
+            for one in (view, *other_views(sample, view, buckets))
+        ]
         for sample, view in zip(samples, views, strict=True)
     }
-    found: set[Item] = set()
+    # Crops that differ by less than a pixel of the scaled image are one item several times.
+    found: set[tuple[Item, object]] = set()
     for one in present:
         sha256 = one.image_sha256
-        cut = cuts.get((sha256, _source_of(one, data)))
-        found.add((sha256, cut, False))
-        if data.part_of(one.file).random_flip and choose_split(sha256, data.holdout) == "train":
-            found.add((sha256, cut, True))
-    return found
+        trains = choose_split(sha256, data.holdout) == "train"
+        number = buckets.crop_variants if buckets and trains else 1
+        unknown = [(None, variant) for variant in range(number)]
+        for cut, box in cuts.get((sha256, _source_of(one, data)), unknown):
+            found.add(((sha256, cut, False), box))
+            if data.part_of(one.file).random_flip and trains:
+                found.add(((sha256, cut, True), box))
+    return Counter(item for item, _ in found)
 
 
 def _source_of(one: Present, data: DataConfig) -> str:
@@ -129,19 +139,27 @@ def _source_of(one: Present, data: DataConfig) -> str:
     return one.file.partition("/")[0] if data.sources else ""
 
 
-def _held(index: Index, damaged: Collection[str]) -> tuple[set[Item], set[Item]]:
-    """Identify what the intact shards of a cache hold."""
-    images: set[Item] = set()
+def _held(index: Index, damaged: Collection[str]) -> tuple[Counter[Item], set[Item]]:
+    """Count the latents, and identify the captions, in the intact shards of a cache."""
+    images: set[tuple[Item, str]] = set()
     captions: set[Item] = set()
     for entry in index.entries:
-        cut = entry.crop_top_left, entry.target_size
-        if not _is_in(entry.latents, index.latents, "latents", damaged):
-            images.add((entry.image_sha256, cut, False))
-        if entry.flipped and not _is_in(entry.flipped, index.latents, "latents", damaged):
-            images.add((entry.image_sha256, cut, True))
-        if not _is_in(entry.text, index.text, "text", damaged):
-            captions.add((entry.caption_sha256,))
-    return images, captions
+        others = entry.other_crops or ()
+        crops = [entry.crop_top_left, *zip(others[::2], others[1::2], strict=True)]
+        for mirrored, keys in (
+            (False, (entry.latents, *(entry.other_latents or ()))),
+            (True, (entry.flipped, *(entry.other_flipped or ()))),
+        ):
+            for key, crop in zip(keys, crops, strict=False):
+                if key and not _is_in(key, index.latents, "latents", damaged):
+                    item = (entry.image_sha256, (crop, entry.target_size), mirrored)
+                    images.add((item, key))
+        texts = (entry.text, *(entry.other_texts or ()))
+        digests = (entry.caption_sha256, *(entry.other_captions_sha256 or ()))
+        for key, sha256 in zip(texts, digests, strict=True):
+            if not _is_in(key, index.text, "text", damaged):
+                captions.add((sha256,))
+    return Counter(item for item, _ in images), captions
 
 
 def _is_in(key: str, series: Series, name: str, shards: Collection[str]) -> bool:

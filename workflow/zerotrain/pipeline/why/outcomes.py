@@ -21,7 +21,7 @@ from zerotrain.pipeline.why import past
 from zerotrain.pipeline.why.causes import DAMAGED, PREPARE, Plan
 from zerotrain.pipeline.why.encodes import EVERY_KEY, TEXT_KEYS, Encodes, count_encodes
 from zerotrain.pipeline.why.forecast import PhaseForecast, forecast_phase
-from zerotrain.pipeline.why.samples import Present, count
+from zerotrain.pipeline.why.samples import Present, captions_of, compare_samples, count
 from zerotrain.pipeline.why.training import foresee_training
 from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing.progress_folder import saved_steps
@@ -179,10 +179,15 @@ class Outcomes:
         """List the samples that the cache will have; before a first dataset, by their names."""
         if changes := self._plan.samples.get(str(job.input["dataset"])):
             return changes.samples
+        prepared = self._before(job, PREPARE)
+        if any(self._plan.values.get(one.job) for one in prepared):  # other captions, perhaps
+            changes = compare_samples(run.data, dataset)
+            if changes is not None:
+                return changes.samples
         if samples := _samples(dataset):
             return _present(samples)
         found = [one for one in open_source(run.data).found() if one.reason is None]
-        return [Present(one.file, one.file, one.caption) for one in found]
+        return [Present(one.file, one.file, (one.caption,)) for one in found]
 
     def _training(self, job: Any) -> Outcome:
         folder = Path(job.output[0]).parents[1]
@@ -270,7 +275,7 @@ def _samples(dataset: Path) -> Sequence[Sample]:
 
 
 def _present(samples: Sequence[Sample]) -> list[Present]:
-    return [Present(one.file, one.image_sha256, one.caption_sha256) for one in samples]
+    return [Present(one.file, one.image_sha256, captions_of(one)) for one in samples]
 
 
 def _origin(run: RunConfig) -> tuple[int, int]:

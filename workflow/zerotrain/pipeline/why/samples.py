@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotrain.artifact import MANIFEST
+from zerotrain.data.captions import prepare_captions
 from zerotrain.data.dataset import Sample, caption_sha256, choose_split, read_dataset
 from zerotrain.data.files import DatasetFiles
 from zerotrain.data.open import open_source
@@ -37,7 +38,8 @@ class Present:
 
     file: str
     image_sha256: str
-    caption_sha256: str
+    captions_sha256: tuple[str, ...]
+    """Of all captions of which a turn draws one."""
 
 
 @dataclass
@@ -112,7 +114,12 @@ def compare_samples(
             try:
                 sha256 = SHA256.fullmatch(known.get(path, "")) and known[path]
                 image = sha256 or source.sha256(one.file)
-                present.append(Present(one.file, image, caption_sha256(one.caption)))
+                split = choose_split(image, data.holdout)
+                captions = prepare_captions(one.caption, data.part_of(one.file), split)
+                if captions:
+                    present.append(Present(one.file, image, tuple(map(caption_sha256, captions))))
+                else:
+                    one = Found(one.file, reason="nothing is left of its caption")
             except OSError as error:
                 one = Found(one.file, reason=str(error.strerror))
         if one.reason is not None and one.file in before:
@@ -139,7 +146,7 @@ def _sentence(kind: str, names: list[str]) -> str:
 def _differences(
     samples: Sequence[Sample], present: list[Present], unusable: list[Found], holdout: float
 ) -> SampleChanges:
-    before, now = ({one.file: one for one in every} for every in (samples, present))
+    before, now = {one.file: one for one in samples}, {one.file: one for one in present}
     gone = before.keys() - now.keys() - {one.file for one in unusable}
     new = now.keys() - before.keys()
     changes = SampleChanges(present, unusable=unusable)
@@ -155,16 +162,23 @@ def _differences(
     for old, file in pairs:
         if before[old].image_sha256 != now[file].image_sha256:
             changes.images.append(file)
-        if before[old].caption_sha256 != now[file].caption_sha256:
+        if captions_of(before[old]) != now[file].captions_sha256:
             changes.captions.append(file)
     changes.removed = sorted(gone - {old for old, _ in changes.renamed})
     split = partial(choose_split, holdout=holdout)
-    trained = _trained((s.image_sha256, s.caption_sha256, s.split) for s in samples)
-    trains = _trained((s.image_sha256, s.caption_sha256, split(s.image_sha256)) for s in present)
+    trained = _trained((s.image_sha256, captions_of(s), s.split) for s in samples)
+    trains = _trained((s.image_sha256, s.captions_sha256, split(s.image_sha256)) for s in present)
     changes.trains_same = trained == trains
     changes.trains_same_images = [one for one, _ in trained] == [one for one, _ in trains]
     return changes
 
 
-def _trained(samples: Iterable[tuple[str, str, str]]) -> list[tuple[str, str]]:
+def captions_of(sample: Sample) -> tuple[str, ...]:
+    """Return the digests of all captions of a published sample."""
+    return (sample.caption_sha256, *map(caption_sha256, sample.other_captions))
+
+
+def _trained(
+    samples: Iterable[tuple[str, tuple[str, ...], str]],
+) -> list[tuple[str, tuple[str, ...]]]:
     return [(image, caption) for image, caption, split in samples if split == "train"]
