@@ -230,7 +230,7 @@ def test_a_disk_that_takes_no_more(
     written = shutil.disk_usage(disk).used
     mount(disk, f"size={2 * written + (1 << 20)}")
     former = contents(disk)
-    for leave in (0, written // 2):
+    for leave in (0, written // 4):
         fill(disk, leave)
         code = call(again(inputs, disk), monkeypatch)
         check_refused(code, capfd.readouterr().err, disk, "No space left on device (")

@@ -189,6 +189,9 @@ def test_a_key_of_another_section_is_named_with_it() -> None:
         inner: dict[str, Any] = raw
         if section == "phases":
             inner = raw["phases"][0]
+        elif section == "data.sources":
+            inner = {"name": "one", "images": "photos"}
+            raw["data"] = {"sources": [inner]}
         elif section != TOP:
             for part in section.split("."):
                 inner = inner.setdefault(part, dict(SAMPLE.get(section, {})))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from zerotrain import artifact
+from zerotrain.cache.layout import COLUMNS, INDEX, read_index, write_json_index
 from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing import published
 from zerotrain.training.checkpointing.progress_folder import saved_steps
@@ -50,6 +51,18 @@ def write_as_before(launch: Path, earlier: Path) -> None:
         (draft.folder / "run.yaml").write_text("".join(lines))
 
 
+def cache_as_before(cache: Path, folder: Path) -> Path:
+    """Copy a cache with an index of the format that the earlier version knows."""
+    found = artifact.read(cache, "cache")
+    with artifact.publish(folder, "cache") as draft:
+        draft.content = found.content
+        for name in found.files.keys() - {INDEX, COLUMNS}:
+            (draft.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            artifact.copy_new(cache / name, draft.folder / name)
+        write_json_index(draft.folder, read_index(cache))
+    return folder
+
+
 def exported(checkpoint: Path, state: Path, package: Path) -> str:
     """The identity of the state that a version of the package exports."""
     code = """if True:
@@ -78,6 +91,7 @@ def test_a_training_of_an_earlier_version_resumes_and_is_kept(
     from which the next phase started."""
     launch = training.folder / "old" / "launch"
     output, progress = training.folder / "old" / "checkpoint", training.progress("old")
+    training.cache = cache_as_before(training.cache, tmp_path / "cache")
     values = {"gradient_accumulation_steps": 2}
     training.phase("old", "torch", 4, **values)
     write_as_before(launch, earlier)

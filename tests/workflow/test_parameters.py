@@ -359,9 +359,11 @@ def plans(_built, tmp_path_factory) -> Iterator[Plans]:
     parquet.write_table(pyarrow.Table.from_pylist([row]), folder / "saved" / "rows.parquet")
     (folder / "tree/2_cow").mkdir(parents=True)
     (folder / "tree/2_cow/cow.png").write_bytes(b"pixels of a cow")
-    (folder / "edges").mkdir()
+    for inner in ("edges", "masks"):
+        (folder / inner).mkdir()
     for name in ("cat", "dog"):
         (folder / "edges" / f"{name}.png").write_bytes(b"edges")
+        (folder / "masks" / f"{name}.png").write_bytes(b"a mask")
         row = f'{{"file_name": "{name}.png", "text": "a", "edited": "{name}.png"}}\n'
         project.append("edits.jsonl", row)
     for name in ("talk.jsonl", "rows.jsonl"):
