@@ -52,7 +52,9 @@ def configuration(family: str, folder: Path) -> RunConfig:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one != "sdxl")) for one in FAMILIES]
+)
 def test_the_cache_reads_no_denoiser_and_training_no_encoder(
     name: str, tmp_path: Path, server: Any
 ) -> None:

@@ -116,7 +116,10 @@ def test_switch_carries_the_position(training):
     assert {line["phase"] for line in training.log("second")} == {"first", "second"}
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset",
+    [pytest.param(one, marks=[pytest.mark.slow] * (one != "zero3_offload")) for one in PRESETS],
+)
 def test_switch_state_is_the_same_from_every_engine(matrix, preset):
     """Each engine's fragments give the model's own parameters, without the frozen and the second
     of the tied ones: their names and shapes, and the weights and moments that plain PyTorch has."""
