@@ -115,7 +115,7 @@ def test_prune_leaves_a_cache_in_use_alone(run):
     folder = run.folder / "cache"
     lock = WriterLock(folder)
     assert prune(folder) == [
-        f"{folder}: a running job writes here or beside it; nothing is removed"
+        f"{folder}: a running job writes here or next to it; nothing is removed"
     ]
     lock.release()
     cache = read_cache(folder)

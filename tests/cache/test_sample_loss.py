@@ -11,7 +11,8 @@ from PIL import Image
 from tests.builders.caching import FakeFamily, Run
 from tests.builders.refusals import refused
 
-from zerotrain.cache import read_cache
+from zerotrain.cache import read_cache, stacked
+from zerotrain.cache.orphans import orphan_shards
 from zerotrain.data.dataset import read_dataset
 from zerotrain.errors import PipelineError
 from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -44,7 +45,8 @@ def test_a_weight_is_in_every_sample_and_changes_no_key(run, family):
     assert cache.sample(3)["loss_weight"] == torch.tensor(0.5)
     assert "loss_weight" not in plain.sample(3)
     assert data_digest(cache.artifact) != data_digest(plain.artifact)
-    assert "loss_weight" not in (run.folder / "plain/index.json").read_text()
+    assert b"loss_weight" not in (run.folder / "plain/index.arrow").read_bytes()
+    assert b"loss_weight" in (run.folder / "weighted/index.arrow").read_bytes()
 
 
 def test_alpha_is_the_mask_of_its_latents(run, family, capsys):
@@ -60,6 +62,20 @@ def test_alpha_is_the_mask_of_its_latents(run, family, capsys):
     assert [one.latents for one in cache.entries] == [one.latents for one in plain.entries]
     assert "loss_mask" not in plain.sample(0)
     assert data_digest(cache.artifact) != data_digest(plain.artifact)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_masks_of_16_bits_are_next_to_none_in_a_batch(run, family, dtype):
+    """A mask in use is no orphan, and a batch has those of all its samples as float32."""
+    cache = read_cache(run.cache(data={"loss_mask": "alpha", "holdout": 0.0}, dtype=dtype))
+    samples = [cache.sample(number) for number in (0, 5)]
+    masks = stacked(samples, torch.device("cpu"))["loss_mask"]
+    assert masks.dtype == torch.float32
+    assert torch.equal(masks, torch.stack([one["loss_mask"] for one in samples]))
+    assert torch.equal(masks[1], torch.ones(1, 4, 4))
+    assert masks[0].unique().tolist() == [0.0, 1.0]
+    run.cache(data={"loss_mask": "alpha", "holdout": 0.0}, dtype=dtype)
+    assert not orphan_shards(run.folder / "cache")
 
 
 def test_a_mask_image_is_cut_and_scaled_as_its_image(run, family, capsys):

@@ -59,7 +59,7 @@ def test_each_kind_of_change_has_a_sentence(data):
 
 
 def test_only_images_that_are_new_are_read(data, monkeypatch):
-    """Beside those that moved, which the listing hashes; without a listing all are hashed."""
+    """Next to those that moved, which the listing hashes; without a listing all are hashed."""
     photos, read = Path(str(data.images)), []
     sha256 = FolderSource.sha256
     monkeypatch.setattr(

@@ -147,7 +147,8 @@ class Cache:
             found = self._shards.tensors(LATENTS, self._index.latents, latents)[LATENTS]
             return {MASK: torch.ones(1, *found.shape[-2:])}
         key = self._variant("mask", i, view)
-        mask = self._shards.tensors(MASKS, self._index.masks, key)[MASK]
+        # In a batch it is next to the ones of samples without a mask.
+        mask = self._shards.tensors(MASKS, self._index.masks, key)[MASK].float()
         return {MASK: mask.flip(-1) if flipped else mask}
 
     def latents_shape(self, i: int) -> tuple[int, ...]:

@@ -202,7 +202,7 @@ def cache_latents(
                 draft.known |= place(seen, draft.folder)
             write_prompts(draft.folder, prompts, shown.series, seen.series if seen else None)
         wanted = {*_latents(entries), *_texts(entries, empty_text), *images}
-        wanted |= {*_shown_texts(prompts), *shown_images}
+        wanted |= {*wanted_masks, *_shown_texts(prompts), *shown_images}
         keep_orphans(stored, wanted, output, draft, shard_size=settings.cache.shard_size)
         carry_index(output, draft.folder, index, unchanged=unchanged)
         draft.content = {

@@ -23,7 +23,7 @@ def prune(folder: Path, *, unfinished: bool = False, dry_run: bool = False) -> l
     """
     with without_writers(folder) as alone:
         if not alone:
-            return [f"{folder}: a running job writes here or beside it; nothing is removed"]
+            return [f"{folder}: a running job writes here or next to it; nothing is removed"]
         if is_held(folder):
             return [f"{folder}: a training reads it; nothing is removed"]
         waiting = sorted(folder.glob(f"{PARTIAL}/*.safetensors"))
