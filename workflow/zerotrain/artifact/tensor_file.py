@@ -93,6 +93,7 @@ def write_tensor_file(
             if list(tensor.shape) != list(shape):
                 raise ValueError(f"{name}: shape {list(tensor.shape)}, expected {list(shape)}")
             file.append(tensor, dtype)
+            del tensor  # or it would stay until the next one has been read
     return file.sha256
 
 
