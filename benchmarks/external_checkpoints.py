@@ -79,9 +79,10 @@ class Inputs:
 
     def folder(self, family: str) -> Path:
         """Return the folder with `dataset`, `base` and `cache`."""
+        from zerotrain.config.stage_settings import BuildSettings, CacheSettings
         from zerotrain.models.families import nano
-        from zerotrain.stages.build_base import BuildSettings, build_base
-        from zerotrain.stages.cache_latents import CacheSettings, cache_latents
+        from zerotrain.stages.build_base import build_base
+        from zerotrain.stages.cache_latents import cache_latents
         from zerotrain.stages.prepare_dataset import prepare_dataset
 
         folder = self._place / family
@@ -152,7 +153,8 @@ def run_config(
 
 def render(config: Any, inputs: Path, start: Path | None, output: Path) -> Path:
     """Return the launch folder of our phase."""
-    from zerotrain.stages.render_launch import LaunchSettings, render_launch
+    from zerotrain.config.stage_settings import LaunchSettings
+    from zerotrain.stages.render_launch import render_launch
 
     preset = ROOT / "config" / "launch" / f"{config.phases[0].launch.preset}.yaml"
     cache = inputs / "cache" if config.is_text else None
@@ -185,7 +187,8 @@ def run_program(program: Any, inputs: Path, place: Path) -> Path:
 
 def continue_here(program: Any, inputs: Path, place: Path, out: Path) -> tuple[Path, Path, str]:
     """Import the program's checkpoint and train on: state, checkpoint, what the import said."""
-    from zerotrain.stages.import_checkpoint import ImportSettings, import_checkpoint
+    from zerotrain.config.stage_settings import ImportSettings
+    from zerotrain.stages.import_checkpoint import import_checkpoint
 
     checkpoint = out / program.checkpoint
     config = run_config(inputs, program.family, program, checkpoint)

@@ -60,7 +60,7 @@ def config(family: str) -> dict[str, object]:
     held_out = {"data": {"source": DATA.get(family), "holdout": 0.2}}
     return {
         **{"run": "r", "family": family, "base": "nano"},
-        **(TEXT | held_out if family in DATA else IMAGES),
+        **({**TEXT, **held_out} if family in DATA else IMAGES),
         "launch": {"num_cpu_threads_per_process": 1},
         "phases": [
             {"name": "plain", "until": STEPS, "launch": "torch"},

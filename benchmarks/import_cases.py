@@ -233,7 +233,8 @@ def find_diffusers(repository: Repository) -> Iterator[Case]:
     """
     placeholder = "your accelerate_config.yaml"
     for page in PAGES:
-        number, launch, variables = 0, None, {}
+        number, launch = 0, None
+        variables: dict[str, str] = {}
         for block in read_fences(repository.text(page)):
             if "distributed_type:" in block:
                 launch = YAML(typ="safe").load(block)

@@ -112,8 +112,8 @@ def make_cache(folder: Path, count: int) -> None:
             draft.folder,
             Index(1024, "bf16", 1, entries, keys[TEXT][0], written[0].series, written[1].series),
         )
-    for number, one in enumerate(tensors):
-        torch.save(one, files / f"{number}.pt")
+    for number, sample in enumerate(tensors):
+        torch.save(sample, files / f"{number}.pt")
 
 
 def phase(epoch_size: int, batch: int) -> Any:

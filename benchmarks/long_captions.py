@@ -26,9 +26,11 @@ import yaml
 from PIL import Image
 
 from zerotrain import artifact
-from zerotrain.cache.encoding import CacheSettings, Encoding
+from zerotrain.cache.encoding import Encoding
 from zerotrain.config.read import read_config
+from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.models.families import load_family, nano
+from zerotrain.models.families.diffusion import DiffusionFamily
 
 WORDS = ("red", "blue", "green", "house", "boat", "cat", "street", "tree", "old", "tall", "and")
 LENGTHS = {"short": 15, "long": 300}
@@ -69,7 +71,9 @@ def encode(config: Path, base: Path) -> tuple[float, float]:
     """Seconds by the wall and of processors that the captions of a configuration take."""
     run_config = read_config(config)
     model = artifact.read(base, "base")
-    encoding = Encoding(CacheSettings.of(run_config), SIDE, load_family(run_config.family), model)
+    family = load_family(run_config.family)
+    assert isinstance(family, DiffusionFamily)
+    encoding = Encoding(CacheSettings.of(run_config), SIDE, family, model)
     captions = sorted(path.read_text() for path in (config.parent / "images").glob("*.txt"))
     keys = [encoding.text_key(caption) for caption in captions]
     assert encoding.encoders  # loaded before the clock starts

@@ -76,7 +76,7 @@ class Project:
         """Seconds of one copy, push, fetch and pull, each until all is on the disk."""
         for folder in (self.copied, self.remote):
             shutil.rmtree(folder, ignore_errors=True)
-        seconds = {}
+        seconds: dict[str, float] = {}
 
         def timed(name: str, *written: Path) -> None:
             on_disk(*written)

@@ -93,7 +93,7 @@ class Loop:
         import torch
 
         while True:
-            for part in torch.randperm(SAMPLES).split(BATCH):
+            for part in torch.split(torch.randperm(SAMPLES), BATCH):
                 yield {name: tensor[part] for name, tensor in self.data.items()}
 
     def loss(self, model: Any, batch: dict[str, Any]) -> Any:
@@ -147,7 +147,11 @@ def example(inputs: Path, launch: Path) -> Iterator[None]:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1)
     loop = Loop(inputs)
     rows = [{name: tensor[i] for name, tensor in loop.data.items()} for i in range(SAMPLES)]
-    loader = DataLoader(rows, batch_size=BATCH, shuffle=True)
+    loader: Any = DataLoader(
+        rows,  # type: ignore[arg-type]
+        batch_size=BATCH,
+        shuffle=True,
+    )
     optimizer = fused_adamw(loop.unet.parameters())
     schedule = get_scheduler("constant", optimizer=optimizer, num_warmup_steps=0)
     unet, optimizer, loader, schedule = accelerator.prepare(loop.unet, optimizer, loader, schedule)
@@ -245,7 +249,7 @@ def take_turns(place: Path, preset: str, size: str, rounds: int) -> dict[str, li
     for one in rivals.values():
         next(one)
     turns = Turns(rivals, block, rounds)
-    rank.StopRequest = lambda progress: turns  # type: ignore[assignment,misc]
+    rank.StopRequest = lambda progress: turns  # type: ignore[attr-defined,assignment,misc]
     (place / "progress").mkdir()
     rank.run(place / "launch", inputs / "base", inputs / "cache", place / "progress")
     return {n: [s / block for s in found[WARM_UP:]] for n, found in turns.seconds.items()}
@@ -316,7 +320,8 @@ def start(folder: Path, preset: str, rounds: int) -> tuple[float, float]:
     for number in range(rounds + 1):
         place = folder / f"start-{preset}-{number}"
         place.mkdir()
-        engine = write_launch(place / "launch", preset, inputs / "base", 10**6, log_every=1).engine
+        phase = write_launch(place / "launch", preset, inputs / "base", 10**6, log_every=1)
+        engine = phase.derived.engine
         found.append((first_step_seconds(place, preset, inputs), import_seconds(engine)))
     ours, imports = zip(*found[1:], strict=True)  # the first fills the page cache
     return statistics.median(ours), statistics.median(imports)

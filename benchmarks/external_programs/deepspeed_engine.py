@@ -48,7 +48,10 @@ def _program(name: str, zero: dict[str, Any], preset: str, **more: Any) -> Progr
 
 
 STAGE3 = {"stage": 3, **PARTITIONED}
-GROUPS = {"options": {"groups": True}, "config": {"train": {"param_groups": [BIASES]}}}
+GROUPS: dict[str, Any] = {
+    "options": {"groups": True},
+    "config": {"train": {"param_groups": [BIASES]}},
+}
 PROGRAMS = [
     _program("stage 1, one process", {"stage": 1}, "torch"),
     _program("stage 2, two processes", {"stage": 2}, "zero2", processes=2),
