@@ -36,6 +36,15 @@ def test_the_setting_joins_the_users(own: dict[str, str], found: dict[str, str])
     assert allocator_settings(NOTHING, own) == {}
 
 
+@pytest.mark.parametrize(("release", "set_"), [("2.12.1", False), ("2.13.0+cu130", True)])
+def test_an_earlier_torch_is_not_told_a_name_that_it_refuses(
+    release: str, set_: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end with "Unrecognized key" when it first uses the GPU."""
+    monkeypatch.setattr("zerotrain.launch.pinned_memory.version", lambda package: release)
+    assert bool(allocator_settings(OFFLOADED, {})) == set_
+
+
 def test_torch_knows_the_setting() -> None:
     """A newer torch that renames it fails here, and not by taking half as much memory again: of
     keys that it does not know, it reads no value."""

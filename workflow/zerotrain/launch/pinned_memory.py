@@ -8,6 +8,7 @@ as long as the training: 9.6 GiB would take 16 GiB.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 
 from zerotrain.launch.resolved import ResolvedPhase
 
@@ -20,15 +21,20 @@ default."""
 KEY = "pinned_max_cached_size_mb"
 """torch's setting. `pinned_max_round_threshold_mb` alone does not suffice: a kept block that was
 not rounded could be given to a larger request."""
+KNOWN_SINCE = (2, 13)
+"""The first version of torch with this setting. Earlier ones refuse a name that they do not know."""
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 def allocator_settings(phase: ResolvedPhase, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variable that sets the limit, merged with the user's setting.
 
-    Empty if nothing is offloaded, or if the user's own value has the key.
+    Empty if nothing is offloaded, if torch is too old for it, or if the user's own value has the
+    key.
     """
     if phase.derived.offload_optimizer == phase.derived.offload_param == "none":
+        return {}
+    if tuple(int(number) for number in version("torch").split(".")[:2]) < KNOWN_SINCE:
         return {}
     name = next((name for name in VARIABLES if environment.get(name)), VARIABLES[0])
     own = environment.get(name, "")

@@ -105,9 +105,9 @@ class ZeroEngine:
             if phase.derived.zero_stage == 3
             else GroupPartitions(self._zero, trained)
         )
-        if self._engine.device.type == "cuda":
+        if self._engine.device.type == "cuda" and hasattr(torch.accelerator, "empty_host_cache"):
             # torch caches page-locked copies of the unflattened weights, which are never reused.
-            torch.accelerator.empty_host_cache()
+            torch.accelerator.empty_host_cache()  # since torch 2.12
         if masters:
             self._partitions.fill_masters(parts_of(lambda name, slot: masters[name]))
         if not direct:
