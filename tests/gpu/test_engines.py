@@ -49,15 +49,12 @@ def test_losses_are_those_of_the_cpu_and_of_plain_pytorch(
     losses = wholes.losses(f"{preset}-{precision}", preset, STEPS, **made)
     torchs = wholes.losses(f"torch-{precision}", "torch", STEPS, **made)
     # The CPU computes float32 and bf16; fp16 is held to float32.
-    on_cpu = wholes.on_cpu(
-        f"cpu-{precision}", 1, **values("no" if precision == "fp16" else precision)
-    )
+    computed = "no" if precision == "fp16" else precision
+    on_cpu = wholes.on_cpu(f"cpu-{computed}", 1, **values(computed))
     assert len(losses) == STEPS
     assert all(math.isfinite(loss) and loss > 0 for loss in losses)
     apart, first = deviation(losses, torchs), deviation(losses[:1], on_cpu[:1])
-    print(
-        f"{preset} {precision}: first loss {first:.1e} from the CPU, losses {apart:.1e} from torch"
-    )
+    print(f"{preset} {precision}: first {first:.1e} from the CPU, all {apart:.1e} from torch")
     assert first <= FROM_CPU[precision]
     assert apart <= BETWEEN[precision]
     log = wholes.training.log(f"{preset}-{precision}")

@@ -139,7 +139,7 @@ def test_export_is_what_was_trained_and_draws_on_the_device(
     drawn = [
         sample(SampleOptions(
             weights=exported, base=training.base, prompt=PROMPTS[0], out=tmp_path / name, seed=3,
-            number=2, steps=2, guidance=3.0, resolution=SIDE,
+            number=2, steps=2, guidance=3.0, resolution=str(SIDE),
         ))
         for name in ("first", "second")
     ]  # fmt: skip
@@ -203,8 +203,8 @@ def test_every_kernel_of_attention_trains_alike(regular: GpuTraining, backend: s
 
 
 def test_a_compiled_training_is_close_and_resumes_to_the_bit(regular: GpuTraining) -> None:
-    """inductor's kernels on the device: losses within the rounding of bf16, a resume, which compiles
-    them again, to the bit."""
+    """inductor's kernels on the device: losses within the rounding of bf16, a resume, which
+    compiles them again, to the bit."""
     values = {"mixed_precision": "bf16", "save_every": 2, "keep": 9}
     plain = regular.run("plain", "torch", 4, **values)
     compiled = {**values, "dynamo_backend": "eager" if ON_CPU else "inductor"}
@@ -217,7 +217,7 @@ def test_a_compiled_training_is_close_and_resumes_to_the_bit(regular: GpuTrainin
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 def test_staged_copies_of_device_tensors_are_equal(dtype: torch.dtype) -> None:
-    """Of every shape, though what is copied is overwritten at once, and from a stream of its own."""
+    """Of every shape, though what is copied is overwritten at once."""
     tensors = [
         (torch.arange(n, dtype=torch.float64) % 251).to(dtype).to(DEVICE)
         for n in (1, 7, 4096, 2**20 + 3)
@@ -246,7 +246,7 @@ def test_saving_at_every_step_saves_that_step(training: GpuTraining, preset: str
 
 @pytest.mark.parametrize("family", ["causal_lm", "seq2seq_lm"])
 def test_language_models_train_on_the_device(server: Any, tmp_path: Path, family: str) -> None:
-    """Packed or padded rows: finite losses, the bits again after a resume, under two engines alike."""
+    """Packed or padded rows: finite losses, the same bits after a resume; two engines alike."""
     from tests.training.inputs import text_inputs
 
     training = GpuTraining(tmp_path, text_inputs(family, tmp_path / "inputs", holdout=4), server)

@@ -77,7 +77,8 @@ def predicted(training: GpuTraining, phase: ResolvedPhase) -> int:
 @pytest.mark.parametrize(
     ("preset", "checkpointing"),
     [("torch", False), ("torch", True), ("zero1", False), ("zero2", False),
-     ("zero2_offload", False), ("zero2_offload", True), ("zero3", False), ("zero3_offload", False), ("zero3_offload", True)],
+     ("zero2_offload", False), ("zero2_offload", True), ("zero3", False),
+     ("zero3_offload", False), ("zero3_offload", True)],
 )  # fmt: skip
 def test_prediction_is_close_to_the_peak(
     large: GpuTraining, server: Any, preset: str, checkpointing: bool
