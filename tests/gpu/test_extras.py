@@ -138,7 +138,7 @@ def test_export_is_what_was_trained_and_draws_on_the_device(
     assert all(torch.equal(saved[name], found.tensor(name, MASTER)) for name in found.names)
     drawn = [
         sample(SampleOptions(
-            weights=exported, base=training.base, prompt=PROMPTS[0], out=tmp_path / name, seed=3,
+            weights=exported, prompt=PROMPTS[0], out=tmp_path / name, seed=3,
             number=2, steps=2, guidance=3.0, resolution=str(SIDE),
         ))
         for name in ("first", "second")
