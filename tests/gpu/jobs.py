@@ -30,7 +30,7 @@ def train_with_attention(arguments: list[str], backend: str) -> None:
 
     from zerotrain.training import rank
 
-    with sdpa_kernel([SDPBackend[backend]]):
+    with sdpa_kernel([getattr(SDPBackend, backend)]):
         rank.main(arguments)
 
 
