@@ -15,7 +15,7 @@ PYTEST := pytest -n 2 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train restore test test-full test-soak switch-table import-cases lint clean
+.PHONY: help setup train restore test test-full test-soak test-gpu switch-table import-cases lint clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,10 +41,13 @@ test: setup ## Run the tests (ARGS='-k NAME' selects, ARGS=--fix renews generate
 
 # Exit code 5 says that ARGS selected none of them.
 test-full: setup ## Run the tests that take long
-	@$(PYTEST) -m "slow and not soak" $(ARGS) || [ $$? -eq 5 ]
+	@$(PYTEST) -m "slow and not soak and not gpu" $(ARGS) || [ $$? -eq 5 ]
 
 test-soak: setup ## Run by hand what CI only samples: long kills, fuzz, every switch
 	@$(PYTEST) -m soak $(ARGS) || [ $$? -eq 5 ]
+
+test-gpu: setup ## Run the tests that need an NVIDIA GPU; it fails where there is none
+	@tests/gpu/run $(ARGS)
 
 switch-table: setup ## Measure every switch and write the tables of docs/switching.md
 	@pytest -m "slow or not slow" -k matrix --fix tests/training/test_switch.py

@@ -36,12 +36,14 @@ GRID: dict[str, Any] = {
 VALUES: dict[str, Any] = {"resolution": SIDE, "epoch_size": 12, "global_batch_size": 4}
 
 
-def evaluated(training: Training, family: str, step: int) -> Iterator[tuple[Any, torch.Tensor]]:
+def evaluated(
+    training: Training, family: str, step: int, device: str = "cpu"
+) -> Iterator[tuple[Any, torch.Tensor]]:
     """Each image that `evaluate` draws with the weights of a checkpoint, and its latents."""
     chosen: Any = load_family(family)
     folder = training.rolling("p", step)
     model = trained_model(family, training.base, folder)
-    pipeline = chosen.load_pipeline(training.base, "cpu", **{chosen.trained_part: model})
+    pipeline = chosen.load_pipeline(training.base, device, **{chosen.trained_part: model})
     values = EvaluateConfig(num_inference_steps=3, guidance_scale=3.0, batch_size=1)
     for place in [(number, column) for number in range(2) for column in range(2)]:
         prompt = PROMPTS[place[0]]
