@@ -66,7 +66,7 @@ def raw_config(case: Training, nano: bool, until: int) -> dict[str, Any]:
         "gradient_checkpointing": case.checkpointing,
         "learning_rate": 1e-5,
         "log_every": 1,
-        "save_every": 10**6,
+        "save_every": until,
         ("max_length" if text else "resolution"): size,
     }
     return {
@@ -522,7 +522,7 @@ def measure_encoding(folder: Path, nano: bool) -> dict[str, Any]:
     from zerotrain.cache.encoding import Encoding
     from zerotrain.config.read import parse_config
     from zerotrain.config.stage_settings import CacheSettings
-    from zerotrain.data.buckets import choose_source_views
+    from zerotrain.data.source_views import choose_source_views
     from zerotrain.data.dataset import read_dataset
     from zerotrain.launch.planner.architecture import find_architecture
     from zerotrain.machine.device import process_device
