@@ -80,12 +80,14 @@ ALL = (
     training("sdxl_zero3_offload_1024_8", 75, 180, sdxl("zero3_offload", 1024, 8)),
     training("sd3_lora_1024_4", 30, 100, Training("sd3", "torch", 1024, 4, lora=True)),
     training(
-        "causal_lm_7b_zero3_offload_2048_1", 150, 280,
-        Training("causal_lm", "zero3_offload", 2048, 1, steps=4),
+        "causal_lm_12_layers_zero3_offload_2048_1", 90, 200,
+        Training("causal_lm", "zero3_offload", 2048, 1, steps=5, change={"num_hidden_layers": 12}),
     ),
     training(
-        "qwen_image_lora_zero3_offload_1024_1", 150, 280,
-        Training("qwen_image", "zero3_offload", 1024, 1, steps=4, lora=True),
+        "qwen_image_20_layers_lora_zero3_offload_1024_1", 90, 200,
+        Training(
+            "qwen_image", "zero3_offload", 1024, 1, steps=5, lora=True, change={"num_layers": 20}
+        ),
     ),
     training("sdxl_torch_768_8", 30, 100, sdxl("torch", 768, 8)),
     training("sdxl_zero2_offload_768_8", 60, 150, sdxl("zero2_offload", 768, 8)),
@@ -173,7 +175,7 @@ def child_environment(one: Measurement, fallback: bool) -> dict[str, str]:
             pinned_memory.VARIABLES[0], f"{pinned_memory.KEY}:{pinned_memory.LIMIT_MIB}"
         )
     if fallback:
-        environment["ZEROTRAIN_GPU_FALLBACK_ADAM"] = "1"
+        environment[gpu_cases.FALLBACK] = "1"
     return environment
 
 

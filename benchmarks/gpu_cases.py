@@ -35,6 +35,7 @@ LORA_RANK = 32
 NANO_SIZE = 64
 """Pixels, or tokens, of a dry run."""
 NANO_STEPS = 3
+FALLBACK = "GPU_BENCHMARK_WITHOUT_CPU_ADAM"
 HALF_UNET = {"block_out_channels": [160, 320, 640], "attention_head_dim": [5, 10, 20]}
 """SDXL's U-Net with half of its channels."""
 
@@ -138,10 +139,13 @@ def write_image_cache(folder: Path, case: Training, config: dict[str, Any], nano
     from zerotrain import artifact
     from zerotrain.cache.layout import LATENTS, TEXT, Entry, Index, write_index
     from zerotrain.cache.writer import StoredShards, place, write_series
+    from zerotrain.launch.planner.architecture import find_architecture
+    from zerotrain.launch.planner.shape import pixels_per_latent
 
     torch.manual_seed(SEED)
     size = NANO_SIZE if nano else case.size
-    scale = 2 if nano else 8
+    known = find_architecture(case.family, "nano" if nano else BASES[case.family], size)
+    scale = pixels_per_latent(known)
     channels = config["out_channels" if case.family == "qwen_image" else "in_channels"]
     keys = [artifact.digest(number) for number in range(SAMPLES)]
     captions = [artifact.digest(["caption", number]) for number in range(SAMPLES + 1)]
@@ -344,8 +348,8 @@ def measure_training(folder: Path, case: Training, nano: bool) -> dict[str, Any]
     """Train some steps; return time and memory."""
     steps = NANO_STEPS if nano else case.steps
     began = time.perf_counter()
-    phase, _ = prepare(folder, case, nano, steps + 5)
-    adapt_environment(phase)
+    adopt_fallback()
+    prepare(folder, case, nano, steps + 5)
     from zerotrain.training import rank
     from zerotrain.training.reporting.files import LOG
 
@@ -395,9 +399,9 @@ def measure_training(folder: Path, case: Training, nano: bool) -> dict[str, Any]
     }
 
 
-def adapt_environment(phase: Any) -> None:
-    """Set what the stage sets for a training process that must be set before torch is imported."""
-    if os.environ.get("ZEROTRAIN_GPU_FALLBACK_ADAM"):
+def adopt_fallback() -> None:
+    """Have offloaded Adam be torch's if the environment says that DeepSpeed's did not compile."""
+    if os.environ.get(FALLBACK):
         from zerotrain.config import optimizers
 
         optimizers.is_plain_adam = lambda *_: False  # type: ignore[assignment]
@@ -635,6 +639,7 @@ def run_phase(order: str) -> dict[str, Any]:
     """Run one phase of the switch in this process."""
     name_folder, name, preset, begin, end, before, nano, change = json.loads(order)
     folder = Path(name_folder)
+    adopt_fallback()
     case = Training("sdxl", preset, 256, 2, precision="no", checkpointing=False, change=change)
     inputs = folder / "inputs"
     shutil.rmtree(inputs / "launch", ignore_errors=True)
