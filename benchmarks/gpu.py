@@ -12,6 +12,7 @@ a run that is cut keeps what it has, and the next does what is missing. See benc
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu_cases
-from gpu_cases import HALF_UNET, Training
+from gpu_cases import SMALL_UNET, Training
 
 MOST_LINES = 25
 """Of a failure's output."""
@@ -73,7 +74,7 @@ ALL = (
     training("sdxl_zero2_offload_128_8", 60, 150, sdxl("zero2_offload", 128, 8)),
     training("sdxl_zero2_offload_1024_1", 60, 150, sdxl("zero2_offload", 1024, 1)),
     training("sdxl_zero2_offload_1024_8", 65, 150, sdxl("zero2_offload", 1024, 8)),
-    switch("switch_half_unet", 90, 200, HALF_UNET),
+    switch("switch_small_unet", 90, 200, SMALL_UNET),
     training("sdxl_torch_1024_1", 25, 100, sdxl("torch", 1024, 1)),
     training("sdxl_torch_1024_8", 30, 100, sdxl("torch", 1024, 8)),
     Measurement("encode_1024", 30, 120, gpu_cases.measure_encoding),
@@ -118,7 +119,7 @@ class Ops:
 
     def __init__(self, out: Path) -> None:
         self._out, self._began = out, time.monotonic()
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "zerotrain.machine.compiled_ops"],
             stdout=self._log, stderr=subprocess.STDOUT,
@@ -152,9 +153,21 @@ class Ops:
             self._process.wait()
 
 
+@functools.cache
+def pinned_settings() -> dict[str, str]:
+    """Return the stage's setting of page-locked memory; nothing if this torch does not know it."""
+    from zerotrain.launch import pinned_memory
+
+    setting = {pinned_memory.VARIABLES[0]: f"{pinned_memory.KEY}:{pinned_memory.LIMIT_MIB}"}
+    work = "import torch; torch.cuda.is_available() and torch.ones(9).pin_memory()"
+    done = subprocess.run([sys.executable, "-c", work], env={**os.environ, **setting})
+    if done.returncode:
+        print(f"this torch does not take {setting}: page-locked memory is rounded up")
+    return {} if done.returncode else setting
+
+
 def child_environment(one: Measurement, fallback: bool) -> dict[str, str]:
     """Return the environment of a measurement's process, as the train_phase stage would set it."""
-    from zerotrain.launch import pinned_memory
     from zerotrain.machine import compiled_ops
     from zerotrain.machine.ports import free_port
     from zerotrain.stages.train_phase import ALLOCATOR
@@ -171,9 +184,7 @@ def child_environment(one: Measurement, fallback: bool) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
     }  # fmt: skip
     if one.needs_ops:
-        environment.setdefault(
-            pinned_memory.VARIABLES[0], f"{pinned_memory.KEY}:{pinned_memory.LIMIT_MIB}"
-        )
+        environment |= pinned_settings()
     if fallback:
         environment[gpu_cases.FALLBACK] = "1"
     return environment
@@ -268,8 +279,7 @@ def show(out: Path) -> None:
                 f"{name:38}{line['device']['allocated_mib']:14.0f}"
                 f"{line['device']['reserved_mib']:9.0f}{line.get('device_driver_mib', 0):8.0f}"
                 f"{plan.get('device_mib', 0):8.0f}{line['host_available_fell_by_mib']:9.0f}"
-                f"{line['seconds_per_step']:8.3f}"
-                + (f"{share:6.1%}" if share else "")
+                f"{line['seconds_per_step']:8.3f}" + (f"{share:6.1%}" if share else "")
             )
         elif not name.endswith(":planner"):
             told = {k: v for k, v in line.items() if isinstance(v, (int, float, str))}

@@ -8,6 +8,7 @@ ends in the middle of a step, where the loop asks whether to stop, and so writes
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -36,8 +37,8 @@ NANO_SIZE = 64
 """Pixels, or tokens, of a dry run."""
 NANO_STEPS = 3
 FALLBACK = "GPU_BENCHMARK_WITHOUT_CPU_ADAM"
-HALF_UNET = {"block_out_channels": [160, 320, 640], "attention_head_dim": [5, 10, 20]}
-"""SDXL's U-Net with half of its channels."""
+SMALL_UNET = {"block_out_channels": [96, 192, 384], "attention_head_dim": [3, 6, 12]}
+"""SDXL's U-Net with 0.3 of its channels."""
 
 
 @dataclass(frozen=True)
@@ -320,6 +321,10 @@ def device_peaks() -> dict[str, float]:
     return found
 
 
+CONTINUED = ("phase0", "phase1")
+"""Phases of a switch whose state the next one starts from."""
+
+
 class MeasuredError(Exception):
     """Ends a training that has been measured."""
 
@@ -348,7 +353,7 @@ def measure_training(folder: Path, case: Training, nano: bool) -> dict[str, Any]
     """Train some steps; return time and memory."""
     steps = NANO_STEPS if nano else case.steps
     began = time.perf_counter()
-    adopt_fallback()
+    adapt_to_machine()
     prepare(folder, case, nano, steps + 5)
     from zerotrain.training import rank
     from zerotrain.training.reporting.files import LOG
@@ -371,10 +376,8 @@ def measure_training(folder: Path, case: Training, nano: bool) -> dict[str, Any]
     vars(rank)["StopRequest"] = lambda progress: clock
     progress = folder / "progress"
     progress.mkdir(exist_ok=True)
-    try:
+    with contextlib.suppress(MeasuredError):
         rank.run(folder / "launch", folder / "base", folder / "cache", progress)
-    except MeasuredError:
-        pass
     peaks = device_peaks()
     lines = [json.loads(line) for line in (progress / LOG).read_text().splitlines()]
     parts = {
@@ -399,8 +402,16 @@ def measure_training(folder: Path, case: Training, nano: bool) -> dict[str, Any]
     }
 
 
-def adopt_fallback() -> None:
-    """Have offloaded Adam be torch's if the environment says that DeepSpeed's did not compile."""
+def adapt_to_machine() -> None:
+    """Replace what an older torch lacks, or a machine without nvcc, so that the rest is measured.
+
+    What is replaced is said on standard error; a line with `optimizer` tells of the second.
+    """
+    import torch
+
+    if not hasattr(torch.accelerator, "empty_host_cache"):
+        print(f"torch {torch.__version__} has no empty_host_cache: left out", file=sys.stderr)
+        torch.accelerator.empty_host_cache = lambda: None
     if os.environ.get(FALLBACK):
         from zerotrain.config import optimizers
 
@@ -408,7 +419,7 @@ def adopt_fallback() -> None:
 
 
 def train_to_end(
-    folder: Path, inputs: Path, span: tuple[int, int], start: Path | None
+    folder: Path, inputs: Path, span: tuple[int, int], start: Path | None, continues: bool
 ) -> dict[str, Any]:
     """Train a phase between two steps; write its state; return its losses and times."""
     from memory import publish_launch
@@ -427,14 +438,13 @@ def train_to_end(
     progress = folder / "progress"
     progress.mkdir()
     began = time.perf_counter()
-    rank.run(
-        folder / "launch", inputs / "base", inputs / "cache", progress, start=start
-    )
+    rank.run(folder / "launch", inputs / "base", inputs / "cache", progress, start=start)
     trained = time.perf_counter()
     checkpoint = progress_folder.step_folder(progress, span[1])
     state = folder / "state"
     size = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
-    export(Checkpoint(checkpoint), checkpoint, None, state)
+    if continues:
+        export(Checkpoint(checkpoint), checkpoint, None, state)
     lines = [json.loads(line) for line in (progress / LOG).read_text().splitlines()]
     return {
         "losses": {line["step"]: line["loss"] for line in lines if "loss" in line},
@@ -466,11 +476,12 @@ def measure_ceilings(folder: Path, nano: bool) -> dict[str, Any]:
         return statistics.median(found[1:])
 
     side = 256 if nano else 8192
-    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+    matrix = torch.randn(side, side, device=device, dtype=torch.bfloat16)
+    twin = torch.randn_like(matrix)
     result: dict[str, Any] = {
-        "matmul_bf16_tflops": round(2 * side**3 / seconds(lambda: a @ b, 20) / 1e12, 2)
+        "matmul_bf16_tflops": round(2 * side**3 / seconds(lambda: matrix @ twin, 20) / 1e12, 2)
     }
-    del a, b
+    del matrix, twin
     count = 2**20 if nano else 2**30
     on_device = torch.zeros(count, dtype=torch.uint8, device=device)
     for name, pinned in (("pageable", False), ("pinned", True)):
@@ -526,8 +537,8 @@ def measure_encoding(folder: Path, nano: bool) -> dict[str, Any]:
     from zerotrain.cache.encoding import Encoding
     from zerotrain.config.read import parse_config
     from zerotrain.config.stage_settings import CacheSettings
-    from zerotrain.data.source_views import choose_source_views
     from zerotrain.data.dataset import read_dataset
+    from zerotrain.data.source_views import choose_source_views
     from zerotrain.launch.planner.architecture import find_architecture
     from zerotrain.machine.device import process_device
     from zerotrain.models.families import load_family
@@ -603,7 +614,11 @@ def measure_switch(folder: Path, nano: bool, change: dict[str, Any]) -> dict[str
     """
     found: dict[str, Any] = {}
     third = 2 if nano else 4
-    route = [("torch", 0, third), ("zero2_offload", third, 2 * third), ("torch", 2 * third, 3 * third)]
+    route = [
+        ("torch", 0, third),
+        ("zero2_offload", third, 2 * third),
+        ("torch", 2 * third, 3 * third),
+    ]
     words = [("plain", "torch", 0, 3 * third, None)]
     start = None
     for number, (preset, begin, end) in enumerate(route):
@@ -621,8 +636,6 @@ def measure_switch(folder: Path, nano: bool, change: dict[str, Any]) -> dict[str
         if before:
             shutil.rmtree(folder / before)
         shutil.rmtree(folder / name / "progress")
-        if name in ("plain", "phase2"):
-            shutil.rmtree(folder / name / "state")
     whole = found["plain"]["losses"]
     parts = {k: v for n in ("phase0", "phase1", "phase2") for k, v in found[n]["losses"].items()}
     return {
@@ -639,14 +652,14 @@ def run_phase(order: str) -> dict[str, Any]:
     """Run one phase of the switch in this process."""
     name_folder, name, preset, begin, end, before, nano, change = json.loads(order)
     folder = Path(name_folder)
-    adopt_fallback()
+    adapt_to_machine()
     case = Training("sdxl", preset, 256, 2, precision="no", checkpointing=False, change=change)
     inputs = folder / "inputs"
     shutil.rmtree(inputs / "launch", ignore_errors=True)
     _, family = prepare(inputs, case, nano, end)
     (folder / name).mkdir(exist_ok=True)
     start = folder / before if before else None
-    found = train_to_end(folder / name, inputs, (begin, end), start)
+    found = train_to_end(folder / name, inputs, (begin, end), start, name in CONTINUED)
     shapes = family.empty_model(inputs / "base").parameters()
     return {**found, "parameters": sum(one.numel() for one in shapes)}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CHOSEN = ("ceilings", "encode_1024", "switch_half_unet", "sdxl_zero2_offload_1024_1")
+CHOSEN = ("ceilings", "encode_1024", "switch_small_unet", "sdxl_zero2_offload_1024_1")
 
 
 @pytest.mark.slow
@@ -28,8 +28,8 @@ def test_a_dry_run_measures_predicts_and_resumes(tmp_path: Path) -> None:
     lines = {line["name"]: line for line in map(json.loads, out.read_text().splitlines())}
     assert set(CHOSEN) | {"compiled_ops", "sdxl_zero2_offload_1024_1:planner"} == lines.keys()
     assert all(line["ok"] for line in lines.values())
-    assert lines["switch_half_unet"]["largest_loss_deviation"] < 1e-5
-    assert lines["switch_half_unet"]["steps_compared"] == 6
+    assert lines["switch_small_unet"]["largest_loss_deviation"] < 1e-5
+    assert lines["switch_small_unet"]["steps_compared"] == 6
     training = lines["sdxl_zero2_offload_1024_1"]
     assert {
         "seconds_per_step", "device", "device_setup", "host_available_fell_by_mib",
