@@ -481,7 +481,7 @@ def measure_ceilings(folder: Path, nano: bool) -> dict[str, Any]:
     result: dict[str, Any] = {
         "matmul_bf16_tflops": round(2 * side**3 / seconds(lambda: matrix @ twin, 20) / 1e12, 2)
     }
-    del matrix, twin
+    matrix = twin = None
     count = 2**20 if nano else 2**30
     on_device = torch.zeros(count, dtype=torch.uint8, device=device)
     for name, pinned in (("pageable", False), ("pinned", True)):
