@@ -36,6 +36,7 @@ LORA_RANK = 32
 NANO_SIZE = 64
 """Pixels, or tokens, of a dry run."""
 NANO_STEPS = 3
+NOT_DETERMINISTIC = "GPU_BENCHMARK_NOT_DETERMINISTIC"
 FALLBACK = "GPU_BENCHMARK_WITHOUT_CPU_ADAM"
 SMALL_UNET = {"block_out_channels": [96, 192, 384], "attention_head_dim": [3, 6, 12]}
 """SDXL's U-Net with 0.3 of its channels."""
@@ -79,7 +80,11 @@ def raw_config(case: Training, nano: bool, until: int) -> dict[str, Any]:
         "data": {"source": "sums"} if text else {"images": "photographs"},
         **({"lora": {"rank": LORA_RANK, "alpha": LORA_RANK}} if case.lora else {}),
         "train": train,
-        "launch": {"mixed_precision": case.precision, "zero3_init": case.zero3_init},
+        "launch": {
+            "mixed_precision": case.precision,
+            "zero3_init": case.zero3_init,
+            "full_determinism": not os.environ.get(NOT_DETERMINISTIC),
+        },
         "phases": [{"name": "measured", "until": until, "launch": case.preset}],
     }
 
@@ -219,6 +224,9 @@ def draw_weights(model: Any) -> Any:
         for name, old in module.named_buffers(recurse=False):
             if old.is_meta:
                 module._buffers[name] = drawn(name, old)
+    if device.type == "cuda":  # the training's own memory is measured
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     return model
 
 
@@ -354,7 +362,7 @@ def measure_training(folder: Path, case: Training, nano: bool) -> dict[str, Any]
     steps = NANO_STEPS if nano else case.steps
     began = time.perf_counter()
     adapt_to_machine()
-    prepare(folder, case, nano, steps + 5)
+    phase, _ = prepare(folder, case, nano, steps + 5)
     from zerotrain.training import rank
     from zerotrain.training.reporting.files import LOG
 
@@ -365,6 +373,7 @@ def measure_training(folder: Path, case: Training, nano: bool) -> dict[str, Any]
         start = time.perf_counter()
         found = set_up(*words)
         setup_seconds, setup_peaks = time.perf_counter() - start, device_peaks()
+        setup_peaks["driver_mib"] = round(watch.most.pop("device_driver", 0) / MIB, 1)
         for parameter in found.model.parameters():
             count = getattr(parameter, "ds_numel", parameter.numel())
             parameters[0] += count
@@ -388,6 +397,7 @@ def measure_training(folder: Path, case: Training, nano: bool) -> dict[str, Any]
     seconds = clock.seconds()
     return {
         "case": {**vars(case), "nano": nano},
+        "full_determinism": phase.launch.full_determinism,
         "parameters": parameters[0],
         "trained_parameters": parameters[1],
         "seconds_per_step": round(statistics.median(seconds[1:] or seconds), 4),
