@@ -1,0 +1,686 @@
+"""The measurements of gpu.py, each run in a process of its own.
+
+A training is what a user runs: zerotrain.training.rank with launch files that the configuration
+resolves to. Only its weights are not read from files: they are drawn on the device for the true
+architecture, so that no base of many GB must be downloaded or written. A training that is measured
+ends in the middle of a step, where the loop asks whether to stop, and so writes no checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SAMPLES = 16
+SEED = 7
+MIB = 2**20
+BASES = {
+    "sdxl": "stabilityai/stable-diffusion-xl-base-1.0",
+    "sd3": "stabilityai/stable-diffusion-3-medium-diffusers",
+    "qwen_image": "Qwen/Qwen-Image",
+    "causal_lm": "Qwen/Qwen1.5-7B",
+}
+LORA_RANK = 32
+NANO_SIZE = 64
+"""Pixels, or tokens, of a dry run."""
+NANO_STEPS = 3
+NOT_DETERMINISTIC = "GPU_BENCHMARK_NOT_DETERMINISTIC"
+FALLBACK = "GPU_BENCHMARK_WITHOUT_CPU_ADAM"
+SMALL_UNET = {"block_out_channels": [96, 192, 384], "attention_head_dim": [3, 6, 12]}
+"""SDXL's U-Net with 0.3 of its channels."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training to measure."""
+
+    family: str
+    preset: str
+    size: int
+    """Pixels of a side, or tokens."""
+    batch: int
+    steps: int = 7
+    lora: bool = False
+    checkpointing: bool = True
+    precision: str = "bf16"
+    zero3_init: bool = False
+    change: dict[str, Any] = field(default_factory=dict)
+    """Of the architecture."""
+
+
+def raw_config(case: Training, nano: bool, until: int) -> dict[str, Any]:
+    """Return a run's configuration as a user would write it."""
+    text = case.family == "causal_lm"
+    size = NANO_SIZE if nano else case.size
+    train: dict[str, Any] = {
+        "global_batch_size": min(2, case.batch) if nano else case.batch,
+        "gradient_checkpointing": case.checkpointing,
+        "learning_rate": 1e-5,
+        "log_every": 1,
+        "save_every": until,
+        ("max_length" if text else "resolution"): size,
+    }
+    return {
+        "run": "benchmark",
+        "family": case.family,
+        "base": "nano" if nano else BASES[case.family],
+        "seed": SEED,
+        "data": {"source": "sums"} if text else {"images": "photographs"},
+        **({"lora": {"rank": LORA_RANK, "alpha": LORA_RANK}} if case.lora else {}),
+        "train": train,
+        "launch": {
+            "mixed_precision": case.precision,
+            "zero3_init": case.zero3_init,
+            "full_determinism": not os.environ.get(NOT_DETERMINISTIC),
+        },
+        "phases": [{"name": "measured", "until": until, "launch": case.preset}],
+    }
+
+
+def write_base(folder: Path, case: Training, nano: bool) -> None:
+    """Publish a base model of the true architecture, without its weights."""
+    from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
+
+    from zerotrain import artifact
+    from zerotrain.config.families import FAMILIES
+    from zerotrain.launch.planner.architecture import find_architecture
+
+    base = "nano" if nano else BASES[case.family]
+    known = find_architecture(case.family, base, NANO_SIZE if nano else case.size)
+    part, name = known.trained, FAMILIES[case.family].trained_part
+    config = {**part.config, **({} if nano else case.change)}
+    with artifact.publish(folder, "base") as draft:
+        if case.family == "causal_lm":
+            model_type = {"Qwen2ForCausalLM": "qwen2"}.get(part.class_name)
+            named = {"architectures": [part.class_name], "model_type": model_type}
+            home = draft.folder
+        else:
+            named, home = {"_class_name": part.class_name}, draft.folder / name
+            scheduler = (
+                DDPMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
+                if case.family == "sdxl"
+                else FlowMatchEulerDiscreteScheduler(shift=3.0)
+            )
+            scheduler.save_pretrained(draft.folder / "scheduler")
+        home.mkdir(parents=True, exist_ok=True)
+        words = {**{k: v for k, v in named.items() if v}, **{k: v for k, v in config.items()}}
+        (home / "config.json").write_text(json.dumps(words, default=str))
+        draft.content = {"family": case.family, "parts": {name: "drawn by a benchmark"}}
+
+
+def text_tensors(case: Training, config: dict[str, Any]) -> dict[str, Any]:
+    """Draw the embeddings of a caption."""
+    import torch
+
+    if case.family == "sdxl":
+        pooled = config["projection_class_embeddings_input_dim"]
+        pooled -= 6 * config["addition_time_embed_dim"]
+        width, tokens = config["cross_attention_dim"], 77
+    elif case.family == "sd3":
+        width, tokens, pooled = config["joint_attention_dim"], 333, config["pooled_projection_dim"]
+    else:
+        return {"prompt_embeds": torch.randn(64, config["joint_attention_dim"])}
+    return {
+        "prompt_embeds": torch.randn(tokens, width),
+        "pooled_prompt_embeds": torch.randn(pooled),
+    }
+
+
+def write_image_cache(folder: Path, case: Training, config: dict[str, Any], nano: bool) -> None:
+    """Publish a cache of random latents and embeddings."""
+    import torch
+
+    from zerotrain import artifact
+    from zerotrain.cache.layout import LATENTS, TEXT, Entry, Index, write_index
+    from zerotrain.cache.writer import StoredShards, place, write_series
+    from zerotrain.launch.planner.architecture import find_architecture
+    from zerotrain.launch.planner.shape import pixels_per_latent
+
+    torch.manual_seed(SEED)
+    size = NANO_SIZE if nano else case.size
+    known = find_architecture(case.family, "nano" if nano else BASES[case.family], size)
+    scale = pixels_per_latent(known)
+    channels = config["out_channels" if case.family == "qwen_image" else "in_channels"]
+    keys = [artifact.digest(number) for number in range(SAMPLES)]
+    captions = [artifact.digest(["caption", number]) for number in range(SAMPLES + 1)]
+    latents = ({LATENTS: torch.randn(channels, size // scale, size // scale)} for _ in keys)
+    texts = (text_tensors(case, config) for _ in captions)
+    one = StoredShards(folder)
+    written = [
+        write_series(LATENTS, keys, lambda _: latents, one, folder=folder, shard_size=2**28),
+        write_series(TEXT, captions, lambda _: texts, one, folder=folder, shard_size=2**28),
+    ]
+    pixels = (size, size)
+    entries = tuple(
+        Entry(f"{key}.png", key, key, key, caption, pixels, (0, 0), pixels, "train")
+        for key, caption in zip(keys, captions, strict=False)
+    )
+    with artifact.publish(folder, "cache") as draft:
+        for series in written:
+            draft.known |= place(series, draft.folder)
+        index = Index(size, "fp32", 1, entries, captions[-1], written[0].series, written[1].series)
+        write_index(draft.folder, index)
+
+
+def write_token_cache(folder: Path, case: Training, config: dict[str, Any], nano: bool) -> None:
+    """Publish a cache of random rows, all of full length."""
+    import torch
+
+    from zerotrain import artifact
+    from zerotrain.cache.token_layout import TOKENS, Row, TokenIndex, write_token_index
+    from zerotrain.cache.writer import StoredShards, place, write_series
+
+    torch.manual_seed(SEED)
+    size = NANO_SIZE if nano else case.size
+    keys = [artifact.digest(number) for number in range(SAMPLES)]
+    drawn = (torch.randint(3, config["vocab_size"], (size,)) for _ in keys)
+    rows = ({"input_ids": row.to(torch.int32), "labels": row.to(torch.int32)} for row in drawn)
+    written = write_series(
+        TOKENS, keys, lambda _: rows, StoredShards(folder), folder=folder, shard_size=2**28
+    )
+    with artifact.publish(folder, "cache") as draft:
+        draft.known |= place(written, draft.folder)
+        every = tuple(Row((key,), "train") for key in keys)
+        write_token_index(draft.folder, TokenIndex(size, False, 1, every, written.series))
+        draft.content = {"modality": "text", "max_length": size, "packing": False}
+
+
+def draw_weights(model: Any) -> Any:
+    """Fill a model on the meta device with drawn weights: in float32, on the CPU.
+
+    They are drawn on the device, which takes a second for 10 GB. Norms are the identity, biases 0.
+    """
+    import torch
+
+    from zerotrain.machine.device import process_device
+
+    device = process_device()
+    generator = torch.Generator(device).manual_seed(SEED)
+    made: dict[int, Any] = {}
+
+    def drawn(name: str, old: Any) -> Any:
+        if old.dim() == 1:
+            return torch.full(old.shape, float(name == "weight"))
+        values = torch.empty(old.shape, device=device)
+        return values.normal_(0.0, 0.02, generator=generator).cpu()
+
+    for module in model.modules():
+        for name, old in module.named_parameters(recurse=False):
+            if id(old) not in made:
+                made[id(old)] = torch.nn.Parameter(drawn(name, old))
+            setattr(module, name, made[id(old)])
+        for name, old in module.named_buffers(recurse=False):
+            if old.is_meta:
+                module._buffers[name] = drawn(name, old)
+    if device.type == "cuda":  # the training's own memory is measured
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    return model
+
+
+def prepare(folder: Path, case: Training, nano: bool, until: int) -> tuple[Any, Any]:
+    """Write base, cache and launch files; return the phase and the family, whose model is drawn."""
+    from memory import publish_launch
+
+    from zerotrain.config.read import parse_config
+    from zerotrain.config.stage_settings import LaunchSettings
+    from zerotrain.launch.preset import read_preset
+    from zerotrain.launch.resolve import resolve_phase
+    from zerotrain.models.families import load_family
+    from zerotrain.models.sizes import model_sizes
+
+    base, cache = folder / "base", folder / "cache"
+    family = load_family(case.family)
+    if not base.exists():
+        write_base(base, case, nano)
+        config = json.loads((base / family.trained_part / "config.json").read_text())
+        write = write_token_cache if case.family == "causal_lm" else write_image_cache
+        write(cache, case, config, nano)
+    shapes = {n: tuple(p.shape) for n, p in family.empty_model(base).named_parameters()}
+    config = parse_config(raw_config(case, nano, until), "gpu.py")
+    preset = read_preset(Path(f"config/launch/{case.preset}.yaml"))
+    settings = LaunchSettings.of(config, "measured")
+    sizes = model_sizes(shapes, config.adapter_values())
+    phase = resolve_phase(settings, preset, SAMPLES, sizes)
+    (folder / "launch").parent.mkdir(parents=True, exist_ok=True)
+    publish_launch(folder / "launch", phase)
+
+    def load_model(base: Path, dtype: Any = None) -> Any:
+        model = draw_weights(family.empty_model(base))
+        return model if dtype is None else model.to(dtype)
+
+    family.load_model = load_model  # type: ignore[method-assign]
+    return phase, family
+
+
+class Watch:
+    """Most memory of host and device, looked at every 20 ms."""
+
+    def __init__(self) -> None:
+        self.most: dict[str, int] = {}
+        self._first = available()
+        self._done = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def note(self) -> None:
+        """Look once."""
+        now = {"host_available_fell_by": self._first - available(), "host_anonymous": anonymous()}
+        if cuda := on_gpu():
+            free, total = cuda.mem_get_info()
+            now["device_driver"] = total - free
+        for key, value in now.items():
+            self.most[key] = max(self.most.get(key, 0), value)
+
+    def _run(self) -> None:
+        while not self._done.wait(0.02):
+            self.note()
+
+    def close(self) -> dict[str, float]:
+        """Return the most of each in MiB, with the peak resident memory of the process."""
+        self.note()
+        self._done.set()
+        found = {f"{key}_mib": round(value / MIB, 1) for key, value in self.most.items()}
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return {**found, "host_rss_peak_mib": round(peak, 1)}
+
+
+def available() -> int:
+    """Memory that the host can still give, in bytes."""
+    text = Path("/proc/meminfo").read_text()
+    return int(text.partition("MemAvailable:")[2].split()[0]) * 1024
+
+
+def anonymous() -> int:
+    """Anonymous and shared resident memory of this process in bytes."""
+    text = Path("/proc/self/status").read_text()
+    return sum(int(text.partition(key)[2].split()[0]) for key in ("RssAnon:", "RssShmem:")) * 1024
+
+
+def on_gpu() -> Any:
+    """Return torch.cuda once this process uses a GPU; else None."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+def device_peaks() -> dict[str, float]:
+    """Peaks of torch's allocator since the last call in MiB, which begin anew."""
+    cuda = on_gpu()
+    if cuda is None:
+        return {"allocated_mib": 0.0, "reserved_mib": 0.0}
+    cuda.synchronize()
+    found = {
+        "allocated_mib": round(cuda.max_memory_allocated() / MIB, 1),
+        "reserved_mib": round(cuda.max_memory_reserved() / MIB, 1),
+    }
+    cuda.reset_peak_memory_stats()
+    return found
+
+
+CONTINUED = ("phase0", "phase1")
+"""Phases of a switch whose state the next one starts from."""
+
+
+class MeasuredError(Exception):
+    """Ends a training that has been measured."""
+
+
+class Clock:
+    """In the place of the question whether to stop, which training asks once a step."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self.times: list[float] = []
+
+    def __call__(self) -> bool:
+        if cuda := on_gpu():
+            cuda.synchronize()
+        self.times.append(time.perf_counter())
+        if len(self.times) > self._steps:
+            raise MeasuredError
+        return False
+
+    def seconds(self) -> list[float]:
+        """Return the seconds of each step after the first."""
+        return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
+
+
+def measure_training(folder: Path, case: Training, nano: bool) -> dict[str, Any]:
+    """Train some steps; return time and memory."""
+    steps = NANO_STEPS if nano else case.steps
+    began = time.perf_counter()
+    adapt_to_machine()
+    phase, _ = prepare(folder, case, nano, steps + 5)
+    from zerotrain.training import rank
+    from zerotrain.training.reporting.files import LOG
+
+    set_up, setup_seconds, setup_peaks, parameters = rank.set_up_phase, 0.0, {}, [0, 0]
+
+    def timed_set_up(*words: Any) -> Any:
+        nonlocal setup_seconds, setup_peaks
+        start = time.perf_counter()
+        found = set_up(*words)
+        setup_seconds, setup_peaks = time.perf_counter() - start, device_peaks()
+        setup_peaks["driver_mib"] = round(watch.most.pop("device_driver", 0) / MIB, 1)
+        for parameter in found.model.parameters():
+            count = getattr(parameter, "ds_numel", parameter.numel())
+            parameters[0] += count
+            parameters[1] += count * parameter.requires_grad
+        return found
+
+    clock, watch = Clock(steps), Watch()
+    vars(rank)["set_up_phase"] = timed_set_up
+    vars(rank)["StopRequest"] = lambda progress: clock
+    progress = folder / "progress"
+    progress.mkdir(exist_ok=True)
+    with contextlib.suppress(MeasuredError):
+        rank.run(folder / "launch", folder / "base", folder / "cache", progress)
+    peaks = device_peaks()
+    lines = [json.loads(line) for line in (progress / LOG).read_text().splitlines()]
+    parts = {
+        key: round(statistics.median([line[key] for line in lines[1:] or lines]), 4)
+        for key in lines[-1]
+        if key.startswith("seconds_")
+    }
+    seconds = clock.seconds()
+    return {
+        "case": {**vars(case), "nano": nano},
+        "full_determinism": phase.launch.full_determinism,
+        "parameters": parameters[0],
+        "trained_parameters": parameters[1],
+        "seconds_per_step": round(statistics.median(seconds[1:] or seconds), 4),
+        "seconds_of_steps": [round(one, 4) for one in seconds],
+        "seconds_of_parts": parts,
+        "seconds_to_first_step": round(clock.times[0] - began, 2),
+        "seconds_of_set_up": round(setup_seconds, 2),
+        "losses": [line["loss"] for line in lines if "loss" in line],
+        "device_setup": setup_peaks,
+        "device": peaks,
+        **watch.close(),
+    }
+
+
+def adapt_to_machine() -> None:
+    """Replace what an older torch lacks, or a machine without nvcc, so that the rest is measured.
+
+    What is replaced is said on standard error; a line with `optimizer` tells of the second.
+    """
+    import torch
+
+    if not hasattr(torch.accelerator, "empty_host_cache"):
+        print(f"torch {torch.__version__} has no empty_host_cache: left out", file=sys.stderr)
+        torch.accelerator.empty_host_cache = lambda: None
+    if os.environ.get(FALLBACK):
+        from zerotrain.config import optimizers
+
+        optimizers.is_plain_adam = lambda *_: False  # type: ignore[assignment]
+
+
+def train_to_end(
+    folder: Path, inputs: Path, span: tuple[int, int], start: Path | None, continues: bool
+) -> dict[str, Any]:
+    """Train a phase between two steps; write its state; return its losses and times."""
+    from memory import publish_launch
+
+    from zerotrain.export.export import export
+    from zerotrain.launch.run_yaml import read_run_yaml
+    from zerotrain.state.checkpoint import Checkpoint
+    from zerotrain.training import rank
+    from zerotrain.training.checkpointing import progress_folder
+    from zerotrain.training.reporting.files import LOG
+
+    phase = read_run_yaml(inputs / "launch" / "run.yaml").with_values(
+        start_step=span[0], until_step=span[1], keep=1, lr_scheduler="constant"
+    )
+    publish_launch(folder / "launch", phase)
+    progress = folder / "progress"
+    progress.mkdir()
+    began = time.perf_counter()
+    rank.run(folder / "launch", inputs / "base", inputs / "cache", progress, start=start)
+    trained = time.perf_counter()
+    checkpoint = progress_folder.step_folder(progress, span[1])
+    state = folder / "state"
+    size = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
+    if continues:
+        export(Checkpoint(checkpoint), checkpoint, None, state)
+    lines = [json.loads(line) for line in (progress / LOG).read_text().splitlines()]
+    return {
+        "losses": {line["step"]: line["loss"] for line in lines if "loss" in line},
+        "seconds_of_training": round(trained - began, 2),
+        "seconds_of_state": round(time.perf_counter() - trained, 2),
+        "checkpoint_mib": round(size / MIB, 1),
+        "device": device_peaks(),
+    }
+
+
+def measure_ceilings(folder: Path, nano: bool) -> dict[str, Any]:
+    """Measure what the card, its link and the host's memory can do."""
+    import torch
+
+    from zerotrain.machine.device import process_device
+
+    device = process_device()
+    gpu = device.type == "cuda"
+    sync: Callable[[], None] = torch.cuda.synchronize if gpu else lambda: None
+
+    def seconds(work: Callable[[], Any], rounds: int = 5) -> float:
+        found = []
+        for _ in range(rounds + 1):
+            sync()
+            began = time.perf_counter()
+            work()
+            sync()
+            found.append(time.perf_counter() - began)
+        return statistics.median(found[1:])
+
+    side = 256 if nano else 8192
+    matrix = torch.randn(side, side, device=device, dtype=torch.bfloat16)
+    twin = torch.randn_like(matrix)
+    result: dict[str, Any] = {
+        "matmul_bf16_tflops": round(2 * side**3 / seconds(lambda: matrix @ twin, 20) / 1e12, 2)
+    }
+    matrix = twin = None
+    count = 2**20 if nano else 2**30
+    on_device = torch.zeros(count, dtype=torch.uint8, device=device)
+    for name, pinned in (("pageable", False), ("pinned", True)):
+        host = torch.ones(count, dtype=torch.uint8, pin_memory=pinned and gpu)
+        for key, work in (
+            ("h2d", lambda host=host: on_device.copy_(host, non_blocking=True)),
+            ("d2h", lambda host=host: host.copy_(on_device, non_blocking=True)),
+        ):
+            result[f"{key}_{name}_gbps"] = round(count / seconds(work, 3) / 1e9, 2)
+    twin = torch.zeros_like(on_device)
+    result["device_copy_gbps"] = round(2 * count / seconds(lambda: twin.copy_(on_device)) / 1e9, 1)
+    one, two = (torch.ones(count // 4) for _ in range(2))
+    result["host_copy_gbps"] = round(2 * count / seconds(lambda: one.copy_(two)) / 1e9, 2)
+    result["host_add_gbps"] = round(3 * count / seconds(lambda: one.add_(two)) / 1e9, 2)
+    block = bytes(2**20) * (4 if nano else 1024)
+    began = time.perf_counter()
+    with (folder / "disk").open("wb") as stream:
+        stream.write(block)
+        os.fsync(stream.fileno())
+    result["disk_write_gbps"] = round(len(block) / (time.perf_counter() - began) / 1e9, 2)
+    (folder / "disk").unlink()
+    return {**result, **machine()}
+
+
+def machine() -> dict[str, Any]:
+    """Describe the machine."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    found: dict[str, Any] = {"cores": os.cpu_count(), "python": sys.version.split()[0]}
+    for name in ("torch", "deepspeed", "diffusers", "transformers", "accelerate", "peft"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    if torch.cuda.is_available():
+        found |= {
+            "gpu": torch.cuda.get_device_name(),
+            "gpu_mib": round(torch.cuda.mem_get_info()[1] / MIB),
+        }
+    found["host_mib"] = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / MIB)
+    return found
+
+
+def measure_encoding(folder: Path, nano: bool) -> dict[str, Any]:
+    """Encode images to latents as cache_latents does, by SDXL's autoencoder; return the rate."""
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    from zerotrain import artifact
+    from zerotrain.cache.encoding import Encoding
+    from zerotrain.config.read import parse_config
+    from zerotrain.config.stage_settings import CacheSettings
+    from zerotrain.data.dataset import read_dataset
+    from zerotrain.data.source_views import choose_source_views
+    from zerotrain.launch.planner.architecture import find_architecture
+    from zerotrain.machine.device import process_device
+    from zerotrain.models.families import load_family
+    from zerotrain.stages.prepare_dataset import prepare_dataset
+
+    count, side = (4, NANO_SIZE) if nano else (96, 1024)
+    images = folder / "images"
+    images.mkdir()
+    draw = np.random.default_rng(SEED)
+    for number in range(count):
+        small = draw.integers(0, 256, (side // 8, side // 8, 3), dtype=np.uint8)
+        Image.fromarray(small).resize((side, side)).save(images / f"{number:03d}.jpg")
+        (images / f"{number:03d}.txt").write_text(f"picture {number}")
+    case = Training("sdxl", "torch", side, 1)
+    raw = raw_config(case, nano, 10)
+    raw["data"] = {"images": str(images), "num_workers": os.cpu_count()}
+    config = parse_config(raw, "gpu.py")
+    prepare_dataset(config.data, folder / "dataset")
+    base = "nano" if nano else BASES["sdxl"]
+    with artifact.publish(folder / "base", "base") as draft:
+        draft.content = {"parts": {"vae": "1", "text_encoder": "1"}}
+    from diffusers import AutoencoderKL
+
+    part = find_architecture("sdxl", base, side).parts["vae"]
+    with torch.device("meta"):
+        empty = AutoencoderKL(**{k: v for k, v in part.config.items() if not k.startswith("_")})
+    vae = draw_weights(empty).eval().to(process_device())
+    family = load_family("sdxl")
+    module = sys.modules[type(family).__module__]
+
+    class Drawn(module.SdxlEncoders):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            pass
+
+        vae = property(lambda self: made)
+
+    made = vae
+    family.load_encoders = lambda *words, **named: Drawn()  # type: ignore[method-assign]
+    samples = read_dataset(folder / "dataset")
+    encoding = Encoding(
+        CacheSettings.of(config), side, family, artifact.read(folder / "base", "base")
+    )
+    views = choose_source_views(
+        samples.samples, side, config.data.aspect_buckets, config.data.resolutions
+    )
+    keys = [
+        encoding.entry(sample, view).latents
+        for sample, view in zip(samples.samples, views, strict=True)
+    ]
+    watch = Watch()
+    batch = encoding._batch_size((side, side))
+    times = []
+    for _ in encoding.latents(keys):
+        times.append(time.perf_counter())
+    # A batch's latents are given together: the first batch warms up.
+    warm = times[batch:] or times
+    rate = (len(warm) - batch) / (warm[-1] - warm[0]) if len(warm) > batch else None
+    return {
+        "images": count,
+        "side": side,
+        "batch": batch,
+        "dtype": "fp32",
+        "images_per_second": round(rate, 3) if rate else None,
+        "device": device_peaks(),
+        **watch.close(),
+    }
+
+
+def measure_switch(folder: Path, nano: bool, change: dict[str, Any]) -> dict[str, Any]:
+    """Train torch, zero2_offload, torch; compare with plain PyTorch throughout.
+
+    Each phase is a process of its own, as in a user's run.
+    """
+    found: dict[str, Any] = {}
+    third = 2 if nano else 4
+    route = [
+        ("torch", 0, third),
+        ("zero2_offload", third, 2 * third),
+        ("torch", 2 * third, 3 * third),
+    ]
+    words = [("plain", "torch", 0, 3 * third, None)]
+    start = None
+    for number, (preset, begin, end) in enumerate(route):
+        words.append((f"phase{number}", preset, begin, end, start))
+        start = f"phase{number}/state"
+    for name, preset, begin, end, before in words:
+        order = json.dumps([str(folder), name, preset, begin, end, before, nano, change])
+        done = subprocess.run(
+            [sys.executable, __file__, "phase", order],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"{name}: {done.stdout[-3000:]}")
+        found[name] = json.loads(done.stdout.splitlines()[-1])
+        if before:
+            shutil.rmtree(folder / before)
+        shutil.rmtree(folder / name / "progress")
+    whole = found["plain"]["losses"]
+    parts = {k: v for n in ("phase0", "phase1", "phase2") for k, v in found[n]["losses"].items()}
+    return {
+        "phases": found,
+        "precision": "no",
+        "change": change,
+        "parameters": found["plain"]["parameters"],
+        "largest_loss_deviation": max(abs(whole[step] - parts[step]) for step in whole),
+        "steps_compared": len(whole),
+    }
+
+
+def run_phase(order: str) -> dict[str, Any]:
+    """Run one phase of the switch in this process."""
+    name_folder, name, preset, begin, end, before, nano, change = json.loads(order)
+    folder = Path(name_folder)
+    adapt_to_machine()
+    case = Training("sdxl", preset, 256, 2, precision="no", checkpointing=False, change=change)
+    inputs = folder / "inputs"
+    shutil.rmtree(inputs / "launch", ignore_errors=True)
+    _, family = prepare(inputs, case, nano, end)
+    (folder / name).mkdir(exist_ok=True)
+    start = folder / before if before else None
+    found = train_to_end(folder / name, inputs, (begin, end), start, name in CONTINUED)
+    shapes = family.empty_model(inputs / "base").parameters()
+    return {**found, "parameters": sum(one.numel() for one in shapes)}
+
+
+def finish(result: dict[str, Any]) -> None:
+    """Print a result as the last line, and end without waiting for communication threads."""
+    print("\n" + json.dumps(result, default=str), flush=True)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "phase":
+        finish(run_phase(sys.argv[2]))
