@@ -261,6 +261,24 @@ def predict(out: Path) -> None:
         )  # fmt: skip
 
 
+def check() -> bool:
+    """Prepare every training at its true size, without weights; return whether all succeed."""
+    works = True
+    for one in ALL:
+        if one.training is None:
+            continue
+        with tempfile.TemporaryDirectory(prefix="gpu-") as name:
+            try:
+                _, family = gpu_cases.prepare(Path(name) / "inputs", one.training, False, 12)
+                model = family.empty_model(Path(name) / "inputs" / "base")
+                count = sum(parameter.numel() for parameter in model.parameters())
+                print(f"{one.name:48} {count:,} parameters", flush=True)
+            except Exception as error:
+                works = False
+                print(f"{one.name:48} FAILED: {error}", flush=True)
+    return works
+
+
 def show(out: Path) -> None:
     """Print the measurements as a table."""
     known = finished(out)
@@ -294,6 +312,7 @@ def main() -> None:
     parser.add_argument("--only", help="names, with commas between")
     parser.add_argument("--dry-run", action="store_true", help="tiny models; works on a CPU")
     parser.add_argument("--list", action="store_true", help="print the plan, and measure nothing")
+    parser.add_argument("--check", action="store_true", help="prepare the true sizes, train none")
     parser.add_argument("--predict", type=Path, metavar="FILE", help="add the planner's figures")
     parser.add_argument("--retry", action="store_true", help="repeat measurements that failed")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
@@ -302,6 +321,8 @@ def main() -> None:
     if options.child:
         name, folder = options.child
         gpu_cases.finish(NAMES[name].run(Path(folder), options.dry_run))
+    if options.check:
+        sys.exit(not check())
     if options.predict:
         predict(options.predict)
         show(options.predict)
