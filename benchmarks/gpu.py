@@ -12,7 +12,6 @@ a run that is cut keeps what it has, and the next does what is missing. See benc
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import signal
@@ -23,7 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gpu_cases
 from gpu_cases import SMALL_UNET, Training
@@ -153,21 +152,9 @@ class Ops:
             self._process.wait()
 
 
-@functools.cache
-def pinned_settings() -> dict[str, str]:
-    """Return the stage's setting of page-locked memory; nothing if this torch does not know it."""
-    from zerotrain.launch import pinned_memory
-
-    setting = {pinned_memory.VARIABLES[0]: f"{pinned_memory.KEY}:{pinned_memory.LIMIT_MIB}"}
-    work = "import torch; torch.cuda.is_available() and torch.ones(9).pin_memory()"
-    done = subprocess.run([sys.executable, "-c", work], env={**os.environ, **setting})
-    if done.returncode:
-        print(f"this torch does not take {setting}: page-locked memory is rounded up")
-    return {} if done.returncode else setting
-
-
 def child_environment(one: Measurement, fallback: bool) -> dict[str, str]:
     """Return the environment of a measurement's process, as the train_phase stage would set it."""
+    from zerotrain.launch import pinned_memory
     from zerotrain.machine import compiled_ops
     from zerotrain.machine.ports import free_port
     from zerotrain.stages.train_phase import ALLOCATOR
@@ -184,7 +171,7 @@ def child_environment(one: Measurement, fallback: bool) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
     }  # fmt: skip
     if one.needs_ops:
-        environment |= pinned_settings()
+        environment |= pinned_memory.limit(os.environ)
     if fallback:
         environment[gpu_cases.FALLBACK] = "1"
     return environment
@@ -241,7 +228,7 @@ def predict(out: Path) -> None:
         )
         phase = config.phases[-1]
         traced = trace(config, phase, None)
-        mode = "checkpointed" if case.checkpointing else "plain"
+        mode: Literal["checkpointed", "plain"] = "checkpointed" if case.checkpointing else "plain"
         preset = read_preset(Path(f"config/launch/{case.preset}.yaml"))
         found = predicted(config, phase, preset, traced, mode)
         plain = traced.engines[found.launch.engine].flops_per_sample(False)
@@ -254,7 +241,7 @@ def predict(out: Path) -> None:
                 "tflop_per_step": round(found.flops / 1e12, 3),
                 "tflop_per_step_without_recomputation": round(plain * traced.batch / 1e12, 3),
                 "parts": {
-                    f"{part.place}: {part.name}": round(part.bytes / 2**20, 1)
+                    f"{part.where}: {part.name}": round(part.bytes / 2**20, 1)
                     for part in found.parts
                 },
             },

@@ -366,7 +366,7 @@ def measure_training(folder: Path, case: Training, nano: bool) -> dict[str, Any]
     from zerotrain.training import rank
     from zerotrain.training.reporting.files import LOG
 
-    set_up, setup_seconds, setup_peaks, parameters = rank.set_up_phase, 0.0, {}, [0, 0]
+    set_up, setup_seconds, setup_peaks, parameters = vars(rank)["set_up_phase"], 0.0, {}, [0, 0]
 
     def timed_set_up(*words: Any) -> Any:
         nonlocal setup_seconds, setup_peaks
@@ -413,19 +413,14 @@ def measure_training(folder: Path, case: Training, nano: bool) -> dict[str, Any]
 
 
 def adapt_to_machine() -> None:
-    """Replace what an older torch lacks, or a machine without nvcc, so that the rest is measured.
+    """Train with torch's optimizer where DeepSpeed's is not compiled, so that the rest is measured.
 
-    What is replaced is said on standard error; a line with `optimizer` tells of the second.
+    A line with `optimizer` tells of it.
     """
-    import torch
-
-    if not hasattr(torch.accelerator, "empty_host_cache"):
-        print(f"torch {torch.__version__} has no empty_host_cache: left out", file=sys.stderr)
-        torch.accelerator.empty_host_cache = lambda: None
     if os.environ.get(FALLBACK):
         from zerotrain.config import optimizers
 
-        optimizers.is_plain_adam = lambda *_: False  # type: ignore[assignment]
+        optimizers.is_plain_adam = lambda *_: False
 
 
 def train_to_end(
@@ -491,7 +486,7 @@ def measure_ceilings(folder: Path, nano: bool) -> dict[str, Any]:
     result: dict[str, Any] = {
         "matmul_bf16_tflops": round(2 * side**3 / seconds(lambda: matrix @ twin, 20) / 1e12, 2)
     }
-    matrix = twin = None
+    matrix = twin = torch.empty(0)
     count = 2**20 if nano else 2**30
     on_device = torch.zeros(count, dtype=torch.uint8, device=device)
     for name, pinned in (("pageable", False), ("pinned", True)):
@@ -552,6 +547,7 @@ def measure_encoding(folder: Path, nano: bool) -> dict[str, Any]:
     from zerotrain.launch.planner.architecture import find_architecture
     from zerotrain.machine.device import process_device
     from zerotrain.models.families import load_family
+    from zerotrain.models.families.diffusion import DiffusionFamily
     from zerotrain.stages.prepare_dataset import prepare_dataset
 
     count, side = (4, NANO_SIZE) if nano else (96, 1024)
@@ -577,6 +573,7 @@ def measure_encoding(folder: Path, nano: bool) -> dict[str, Any]:
         empty = AutoencoderKL(**{k: v for k, v in part.config.items() if not k.startswith("_")})
     vae = draw_weights(empty).eval().to(process_device())
     family = load_family("sdxl")
+    assert isinstance(family, DiffusionFamily)
     module = sys.modules[type(family).__module__]
 
     class Drawn(module.SdxlEncoders):  # type: ignore[name-defined,misc]
@@ -629,7 +626,7 @@ def measure_switch(folder: Path, nano: bool, change: dict[str, Any]) -> dict[str
         ("zero2_offload", third, 2 * third),
         ("torch", 2 * third, 3 * third),
     ]
-    words = [("plain", "torch", 0, 3 * third, None)]
+    words: list[tuple[str, str, int, int, str | None]] = [("plain", "torch", 0, 3 * third, None)]
     start = None
     for number, (preset, begin, end) in enumerate(route):
         words.append((f"phase{number}", preset, begin, end, start))

@@ -12,7 +12,7 @@ version=${2:-3.12}
 root=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$folder"
 pinned() { grep -iE "^$(echo "$1" | tr - .)==" "$root/envs/constraints.txt" | head -n 1 | sed "s, *[;#].*,,"; }
-names="ruamel.yaml ruamel.yaml.clib typing_extensions hjson diffusers pydantic pydantic-core annotated-types typing-inspection importlib-metadata"
+names="manimgx-fonts ruamel.yaml ruamel.yaml.clib typing_extensions hjson diffusers pydantic pydantic-core annotated-types typing-inspection importlib-metadata"
 set --
 for name in $names; do
     found=$(pinned "$name" || true)

@@ -76,7 +76,7 @@ class GpuTraining(Training):
     def train_on_cpu(self, name: str) -> list[float]:
         """Train a phase on the CPU, in an interpreter that sees no GPU; the losses."""
         self.progress(name).mkdir(parents=True, exist_ok=True)
-        hidden = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT / "workflow")}
+        hidden = {"CUDA_VISIBLE_DEVICES": ""}
         words = [sys.executable, "-m", "zerotrain.training.rank", *self.words(name)]
         done = subprocess.run(words, env=os.environ | hidden, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-6000:]

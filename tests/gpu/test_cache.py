@@ -69,4 +69,4 @@ def test_batches_encode_as_single_images(tmp_path: Path, family: str, dtype: str
     apart = largest_difference(four, single)
     print(f"{family} {dtype}: {apart:.1e}")
     assert apart <= BOUND[dtype]
-    assert artifact.read(tmp_path / "cache", "cache").content["device"] == DEVICE
+    assert artifact.read(tmp_path / "cache", "cache").made_by["device"] == DEVICE

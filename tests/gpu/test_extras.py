@@ -177,12 +177,10 @@ def regular(training: GpuTraining, tmp_path: Path) -> GpuTraining:
     return training
 
 
-@pytest.mark.parametrize(
-    "backend", ["MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"]
-)
+@pytest.mark.parametrize("backend", ["MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION"])
 def test_every_kernel_of_attention_trains_alike(regular: GpuTraining, backend: str) -> None:
     """In bf16, within the bound between engines of that which torch chooses; and it resumes to the
-    bit."""
+    bit. cuDNN's is not deterministic, and torch refuses it where algorithms have to be."""
     if ON_CPU and backend not in ("MATH", "FLASH_ATTENTION"):
         pytest.skip("the CPU has no such kernel")
     values = {"mixed_precision": "bf16", "save_every": 2, "keep": 9}

@@ -22,7 +22,7 @@ KEY = "pinned_max_cached_size_mb"
 """torch's setting. `pinned_max_round_threshold_mb` alone does not suffice: a kept block that was
 not rounded could be given to a larger request."""
 KNOWN_SINCE = (2, 13)
-"""The first version of torch with this setting. Earlier ones refuse a name that they do not know."""
+"""The first version of torch with this setting; earlier ones refuse a name that they lack."""
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
@@ -32,8 +32,12 @@ def allocator_settings(phase: ResolvedPhase, environment: Mapping[str, str]) -> 
     Empty if nothing is offloaded, if torch is too old for it, or if the user's own value has the
     key.
     """
-    if phase.derived.offload_optimizer == phase.derived.offload_param == "none":
-        return {}
+    offloads = {phase.derived.offload_optimizer, phase.derived.offload_param}
+    return limit(environment) if offloads != {"none"} else {}
+
+
+def limit(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable for a process that offloads, as `allocator_settings`."""
     if tuple(int(number) for number in version("torch").split(".")[:2]) < KNOWN_SINCE:
         return {}
     name = next((name for name in VARIABLES if environment.get(name)), VARIABLES[0])
