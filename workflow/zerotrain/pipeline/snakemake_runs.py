@@ -22,7 +22,7 @@ from typing import IO
 import psutil
 
 from zerotrain.machine.child_process import SUPERVISOR, end_with_parent, supervisor_pid
-from zerotrain.machine.liveness import hold, is_held, pid_space
+from zerotrain.machine.liveness import hold, is_held, open_lock, pid_space
 from zerotrain.machine.output import print_message
 from zerotrain.training.process.lock_owner import LockOwner, this_process
 
@@ -144,7 +144,7 @@ def is_dry_run(words: Sequence[str]) -> bool:
 def _turn() -> Iterator[None]:
     """Give access to the records to one process at a time."""
     RUNS.mkdir(parents=True, exist_ok=True)
-    with (RUNS / "turn").open("w") as turn:
+    with open_lock(RUNS / "turn") as turn:
         with contextlib.suppress(OSError):  # no such lock on this file system
             fcntl.flock(turn, fcntl.LOCK_EX)
         yield
