@@ -15,7 +15,7 @@ from typing import Any
 from zerotrain.errors import PipelineError
 
 REFUSED = "trust_remote_code"
-"""What stands in transformers' message about code that it would have to run."""
+"""A word of the message of transformers about code that it would have to run."""
 
 
 def from_pretrained(cls: Any, place: Path, **options: Any) -> Any:
