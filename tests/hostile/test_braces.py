@@ -58,3 +58,9 @@ def test_a_brace_is_refused_by_name(key: str, file: Path, monkeypatch, capsys) -
         call(None)
     said = capsys.readouterr().err
     assert said.startswith(f"ERROR: {key}: {file}: its name holds a brace")
+    plain = file.rename(file.with_name("plain.safetensors"))
+    monkeypatch.setattr(f"{module}.prompt_files", lambda files, key: [str(plain)])
+    monkeypatch.setattr(f"{module}.source_files", lambda data: [str(plain)])
+    monkeypatch.setattr(f"{module}.find_checkpoint", lambda path: plain)
+    if key != "resume_from_checkpoint.names":
+        assert call(None) == [str(plain)]

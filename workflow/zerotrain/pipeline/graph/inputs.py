@@ -209,3 +209,4 @@ def _check_names(files: list[str], key: str) -> list[str]:
             f"{key}: {braced[0]}: its name holds a brace, which Snakemake takes for a wildcard",
             hint="rename it, or move it out of that folder",
         )
+    return files
