@@ -2,6 +2,9 @@
 PYTHON ?= python3
 CONFIG ?=
 ARGS ?=
+# A file's name is a word, whatever it holds: make expands none of it, and no shell runs any.
+quoted = '$(subst ','\'',$(value $(1)))'
+override CONFIG := $(value CONFIG)
 # What codespell checks with all words. In the rest of the package those of docs/names.txt are values
 # of JSON files or parts of messages.
 PLAIN := README.md CHANGELOG.md CONTRIBUTING.md Makefile Snakefile .ci config data docs envs profiles rules \
@@ -26,12 +29,12 @@ setup: ## Make .venv from the pinned versions; a second call does nothing
 	  echo "ERROR: set-up: $(PYTHON) was not found."; \
 	  echo "  Hint: \`apt-get install python3 python3-venv python3-dev\`, or name one: \`make PYTHON=python3.12 setup\`"; \
 	  exit 2; }
-	@$(PYTHON) $(CURDIR)/envs/setup.py
+	@$(PYTHON) $(call quoted,CURDIR)/envs/setup.py
 
 train: setup ## Train the built-in example, or CONFIG=config/NAME.yaml
 	@# Snakemake opens a --configfile before any rule can say what is wrong with it.
-	$(if $(CONFIG),@zerotrain check $(CONFIG))
-	@snakemake --cores all train $(if $(CONFIG),--configfile $(CONFIG)) $(ARGS)
+	$(if $(CONFIG),@zerotrain check $(call quoted,CONFIG))
+	@snakemake --cores all train $(if $(CONFIG),--configfile $(call quoted,CONFIG)) $(ARGS)
 
 restore: setup ## Bring all results of this commit back; ARGS=REV or ARGS=WEIGHTS: those of another
 	@zerotrain restore $(ARGS)
@@ -53,8 +56,8 @@ switch-table: setup ## Measure every switch and write the tables of docs/switchi
 	@pytest -m "slow or not slow" -k matrix --fix tests/training/test_switch.py
 
 import-cases: setup ## Import the peers' own configurations and count them (SIMPLETUNER=, DIFFSYNTH=, DIFFUSERS= name clones)
-	@python benchmarks/import_cases.py $(ARGS) $(if $(SIMPLETUNER),--simpletuner $(SIMPLETUNER)) \
-	  $(if $(DIFFSYNTH),--diffsynth $(DIFFSYNTH)) $(if $(DIFFUSERS),--diffusers $(DIFFUSERS))
+	@python benchmarks/import_cases.py $(ARGS) $(if $(SIMPLETUNER),--simpletuner $(call quoted,SIMPLETUNER)) \
+	  $(if $(DIFFSYNTH),--diffsynth $(call quoted,DIFFSYNTH)) $(if $(DIFFUSERS),--diffusers $(call quoted,DIFFUSERS))
 
 lint: setup ## Check style, types and words
 	@ruff check

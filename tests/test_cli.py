@@ -259,5 +259,5 @@ def test_make_train_checks_the_file_before_snakemake_opens_it(config: str) -> No
     words = ["make", "-n", "train", f"CONFIG={config}"]
     recipe = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     before, _, after = recipe.partition("snakemake --cores all train")
-    assert (f"zerotrain check {config}\n" in before) == bool(config)
-    assert (f"--configfile {config}" in after) == bool(config)
+    assert (f"zerotrain check '{config}'\n" in before) == bool(config)
+    assert (f"--configfile '{config}'" in after) == bool(config)

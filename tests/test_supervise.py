@@ -21,7 +21,7 @@ import pytest
 from tests.builders.processes import is_running, wait_until
 
 from zerotrain.machine import child_process as module
-from zerotrain.machine.child_process import SUPERVISOR, end_with_parent, supervise
+from zerotrain.machine.child_process import SUPERVISOR, end_with_parent, supervise, supervisor_mark
 
 SECONDS = 30
 """Longer than any of this takes."""
@@ -147,7 +147,7 @@ def test_environment_and_group_are_the_childs_own(log: Path) -> None:
     )
     environment = {"A": "a", "PATH": os.environ["PATH"]}
     supervise(python(code), log=log, environment=environment)
-    assert log.read_text() == f"a PASSIVE {os.getpid()} True\n"
+    assert log.read_text() == f"a PASSIVE {supervisor_mark()} True\n"
 
 
 def test_a_command_that_is_not_there_leaves_nothing_open() -> None:

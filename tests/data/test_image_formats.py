@@ -110,7 +110,7 @@ def test_documented_formats_are_opened(form: str) -> None:
 
 def test_the_documentation_names_the_formats() -> None:
     """The page names what is opened."""
-    assert READ in (ROOT / "docs" / "trust.md").read_text().replace("\n", " ")
+    assert READ in (ROOT / "docs" / "security.md").read_text().replace("\n", " ")
 
 
 @pytest.mark.slow

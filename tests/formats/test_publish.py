@@ -31,7 +31,8 @@ def phase(lora: Path, base: Path, tmp_path: Path) -> Path:
     publish_phase(folder, named, lora, "sdxl")
     with artifact.publish(folder / "evaluation", "evaluation") as draft:
         Image.new("RGB", (8, 8), "red").save(draft.folder / "grid.png")
-        draft.content = {"prompts": ["a red house", "a | b"]}
+        prompts = ["a red house", "a | b"]
+        draft.content = {"prompts": prompts, "evaluate": {"prompts": prompts}}
     (folder / "metrics.json").write_text(json.dumps({"prompt_accuracy": 0.97, "step": 12}))
     (folder / "launch").mkdir()
     shutil.copy("tests/golden/launch/sdxl/zero2_offload/run.yaml", folder / "launch")

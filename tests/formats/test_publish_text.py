@@ -32,7 +32,8 @@ def phase(language: Language, tmp_path: Path) -> Path:
     publish_phase(folder, base, language.lora, language.name)
     with artifact.publish(folder / "evaluation", "evaluation") as draft:
         write_answers(draft.folder / ANSWERS, ANSWERED)
-        draft.content = {"prompts": [answer.prompt for answer in ANSWERED]}
+        prompts = [answer.prompt for answer in ANSWERED]
+        draft.content = {"prompts": prompts, "evaluate": {"prompts": prompts}}
     (folder / "metrics.json").write_text(json.dumps({"exact_match": 0.97, "perplexity": 1.25}))
     return folder
 

@@ -1,10 +1,23 @@
 """Errors that a user can fix, and the exit codes of the command line."""
 
+import re
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
 EXIT_USER_ERROR = 2
 """Something the user can fix: configuration, input data, a folder that is missing or in use."""
 
 EXIT_UNFINISHED = 85
 """Training stopped on request; a checkpoint was written and the next start resumes from it."""
+
+
+def show_controls(text: str) -> str:
+    r"""Escape control characters of file names, captions and other foreign text, as \x1b.
+
+    A terminal would act on them: clear, rename its window, write the clipboard. Line ends and tabs
+    stay.
+    """
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class PipelineError(Exception):
@@ -21,7 +34,7 @@ class PipelineError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"ERROR: {self.what}\n  Hint: {self.hint}"
+        return show_controls(f"ERROR: {self.what}\n  Hint: {self.hint}")
 
 
 def device_out_of_memory(where: str, error: Exception, *, hint: str) -> PipelineError:

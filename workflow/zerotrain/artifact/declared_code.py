@@ -21,6 +21,7 @@ WITHOUT_EFFECT = (
     *_files("data/", "conversation dataset"),
     *_files("launch/", "run_yaml settings"),
     *_files("machine/", "child_process compiled_ops memory_watch"),
+    *_files("models/", "pretrained"),
     *_files(
         "models/families/",
         "answering chunks flux_pipeline identity layouts pipeline_sampling pipelines placement "

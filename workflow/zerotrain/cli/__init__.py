@@ -104,6 +104,10 @@ def _after_log(words: list[str]) -> list[str]:
 
 def main() -> None:
     """Run the command line; a user's mistake and a disk's error print no traceback."""
+    from zerotrain.machine.output import escape_foreign_controls
+
+    escape_foreign_controls(sys.stdout, bars=False)
+    escape_foreign_controls(sys.stderr, bars=True)
     try:
         try:
             app()

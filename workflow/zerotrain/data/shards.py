@@ -94,10 +94,15 @@ class HuggingFaceSource(Shards):
         """Read the bytes of the image in a row."""
         if not file.isdecimal() or int(file) >= len(self._table):
             raise FileNotFoundError(ENOENT, "no such row", file)
-        found = self._table[int(file)][self._column]
+        found = self._images[int(file)][self._column]
         if not isinstance(found, dict) or found.get("bytes") is None:
             raise FileNotFoundError(ENOENT, "the dataset has the path of the image only", file)
         return bytes(found["bytes"])
+
+    @cached_property
+    def _images(self) -> Any:
+        """The column of images alone: the library would open the files of others, also by URL."""
+        return self._table.select_columns([self._column])
 
     @cached_property
     def _column(self) -> str:

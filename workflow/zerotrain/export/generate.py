@@ -31,6 +31,7 @@ from zerotrain.models.families.lora import PEFT_ADAPTER, PEFT_CONFIG
 from zerotrain.models.families.model_family import CONFIG
 from zerotrain.models.families.model_tensors import stored_tensors
 from zerotrain.models.families.positions import longest_prompt
+from zerotrain.models.pretrained import from_pretrained
 
 Opened = tuple[LanguageFamily, Any, Any]
 """Family, model and tokenizer."""
@@ -108,7 +109,7 @@ def open_language_model(path: Path, base: Path | None, device: str) -> Opened:
 
 def _open_folder(folder: Path, device: str) -> Opened:
     """Load a model in transformers' layout; its configuration decides whether it is seq2seq."""
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = from_pretrained(transformers.AutoConfig, folder)
     family: Any = load_family("seq2seq_lm" if config.is_encoder_decoder else "causal_lm")
     return family, family.load_for_answers(folder, device), family.load_tokenizer(folder)
 

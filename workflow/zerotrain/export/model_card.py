@@ -6,6 +6,7 @@ https://huggingface.co/docs/hub/model-cards. All statements come from files.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -101,7 +102,7 @@ def model_card(
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
-    environment.filters["cell"] = _cell
+    environment.filters["plain"] = _plain
     return environment.from_string(TEMPLATE.read_text()).render(
         head=head.to_yaml(),
         title=repo_id.split("/")[-1],
@@ -156,6 +157,11 @@ def _metrics(metrics: dict[str, Any]) -> list[tuple[str, str]]:
     return [(LABELS.get(name, name), format_metric(name, metrics[name])) for name in names]
 
 
-def _cell(text: str) -> str:
-    """Escape text so that it stays in its cell and is not read as markup."""
-    return escape(text, quote=False).replace("|", "&#124;").replace("\n", "<br>")
+_MARKUP = re.compile(r"[|`*\\~]|(?<=\])[(\[:]|(?<=[A-Za-z]):(?=//)|(?i:(?<=www))\.")
+"""What ends a cell, and what begins code, emphasis, links, images and links of bare addresses."""
+
+
+def _plain(text: str) -> str:
+    """Escape text of others so that Markdown and HTML show it as it is, on one line."""
+    escaped = _MARKUP.sub(lambda found: f"&#{ord(found[0])};", escape(text, quote=False))
+    return "<br>".join(escaped.splitlines())

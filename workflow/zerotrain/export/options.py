@@ -199,9 +199,17 @@ class PublishOptions:
     license: Annotated[
         str | None, typer.Option(metavar="ID", help="The licence, as the hub names it.")
     ] = None
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = (
-        False
-    )
+    private: Annotated[
+        bool,
+        typer.Option("--private/--public", help="Who sees a new repository."),
+    ] = True
+    show_captions: Annotated[
+        bool,
+        typer.Option(
+            "--show-captions",
+            help="Show samples of the dataset's own captions or questions on the card, too.",
+        ),
+    ] = False
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Write the card and list the files; upload nothing.")
     ] = False

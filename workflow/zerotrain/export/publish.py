@@ -40,7 +40,7 @@ def publish(options: PublishOptions) -> None:
     card = options.card or weights.parent / f"{weights.name}-card"
     check_no_file(card)
     weights_folder = _read(weights)
-    written = _write_card(weights_folder, repo_id, card, options.license)
+    written = _write_card(weights_folder, card, options)
     names = sorted(name for name in weights_folder.files if not name.startswith(RECORDS))
     files = {name: weights_folder.path(name) for name in names if is_model_file(name)}
     if others := [name for name in names if name not in files and name != CARD]:
@@ -67,8 +67,11 @@ def _read(folder: Path) -> Artifact:
     return artifact.read(folder, kind)
 
 
-def _write_card(weights: Artifact, repo_id: str, folder: Path, license: str | None) -> bool:
-    """Write the card, and a grid of images, unless there is one; return whether it was written."""
+def _write_card(weights: Artifact, folder: Path, options: PublishOptions) -> bool:
+    """Write the card, and a grid of images, unless there is one; return whether it was written.
+
+    Captions and questions of the dataset may be private: they are shown only by choice.
+    """
     if (folder / CARD).exists():
         return False
     origin = find_origin(weights)
@@ -77,16 +80,23 @@ def _write_card(weights: Artifact, repo_id: str, folder: Path, license: str | No
     systems: list[str] = []
     if origin.phase is not None and artifact.is_published(origin.phase / "evaluation"):
         evaluation = artifact.read(origin.phase / "evaluation", "evaluation")
+        asked = len(evaluation.content.get("evaluate", {}).get("prompts", ()))
+        shown = None if options.show_captions else asked
         if ANSWERS in evaluation.files:
-            answers = read_answers(evaluation.path(ANSWERS))[:MOST_ANSWERS]
-            systems = evaluation.content.get("systems", [])
-        else:
+            answers = read_answers(evaluation.path(ANSWERS))[:shown][:MOST_ANSWERS]
+            systems = evaluation.content.get("systems", [])[:shown]
+        elif shown != 0:
             prompts = evaluation.content["prompts"]
             # A picture without a card may be the user's own.
             if not (folder / GRID).exists():
                 with replacing(folder / GRID) as new:
                     artifact.copy_new(evaluation.path("grid.png"), new)
-    text = model_card(weights, repo_id, origin, license, prompts, answers, systems)
+        if not options.show_captions and len(evaluation.content["prompts"]) > asked:
+            print(
+                "not on the card: samples of the dataset's own captions or questions; "
+                "--show-captions shows them"
+            )
+    text = model_card(weights, options.repo_id, origin, options.license, prompts, answers, systems)
     write_whole(folder / CARD, text)
     return True
 

@@ -16,6 +16,7 @@ EXPECTED = {
     "integer": "a whole number from 0",
     "number": "a number from 0",
     "string": "text",
+    "list": "a list",
 }
 
 
@@ -36,6 +37,8 @@ def overlay(settings: Settings, program: str, given: Mapping[str, Any], phase: s
     for dotted, value in leaves(given):
         where = f"phase {phase}: launch.{program}.{dotted}: {value!r}"
         key = _find(TABLES[program], dotted)
+        if dotted in TABLES[program] and key is None:
+            raise PipelineError(f"{where} is no value for it", hint="it takes a mapping")
         if key is None:
             raise unknown_key(f"phase {phase}: launch.{program}", dotted, list(TABLES[program]))
         if value == "auto":
@@ -89,10 +92,12 @@ def _number(value: Any, key: Key) -> Any:
 def _fits(value: Any, key: Key, dotted: str) -> bool:
     if dotted in CHOICES:
         return value in CHOICES[dotted]
+    if type(value) is type(key.default) and value == key.default:
+        return True  # DeepSpeed's depth of all modules is -1
     if key.type in ("integer", "number"):
         numbers = int if key.type == "integer" else (int, float)
         return isinstance(value, numbers) and not isinstance(value, bool) and value >= 0
     if key.type == "block" and dotted == key.name:
         return isinstance(value, Mapping)
-    types = {"boolean": bool, "string": str}
+    types = {"boolean": bool, "string": str, "list": list}
     return isinstance(value, types.get(key.type, object))

@@ -23,10 +23,12 @@ from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequen
 from pathlib import Path
 from types import FrameType
 
-from zerotrain.machine.output import LOG, TerminalOutput
+from zerotrain.errors import EXIT_USER_ERROR, PipelineError
+from zerotrain.machine.liveness import pid_space
+from zerotrain.machine.output import LOG, TerminalOutput, print_message
 
 SUPERVISOR = "ZEROTRAIN_SUPERVISOR"
-"""Environment variable with the pid of the supervising process."""
+"""Environment variable with the mark of the supervising process: pid, start, Slurm job, machine."""
 GRACE_SECONDS = 5.0
 """Seconds that processes left by a command have to end."""
 SAME_SECONDS = 2.0
@@ -85,7 +87,7 @@ def supervise(
                     "TRANSFORMERS_VERBOSITY": "error",
                     **(environment or os.environ),
                     **({LOG: str(log.absolute())} if log is not None else {}),
-                    SUPERVISOR: str(os.getpid()),
+                    SUPERVISOR: supervisor_mark(),
                 },
                 start_new_session=True,
             )
@@ -133,19 +135,56 @@ def handling_signals(handler: Callable[[int, FrameType | None], None] | int) -> 
             signal.signal(number, former)
 
 
+def supervisor_mark() -> str:
+    """Return the value of SUPERVISOR by which children recognise this process."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    return f"{os.getpid()}:{_start_of(os.getpid())}:{job}:{pid_space()}"
+
+
+def supervisor_pid() -> int:
+    """Return the pid of the process that supervises this one, running or ended; 0 if none does.
+
+    A mark from another machine, container or Slurm job came here with a copied environment, as
+    `sbatch --export=ALL` makes it: that process supervises others.
+    """
+    pid, *where = os.environ.get(SUPERVISOR, "").split(":", 3)
+    if not pid.isdecimal():
+        return 0
+    if where and where[1:] != [os.environ.get("SLURM_JOB_ID", ""), pid_space()]:
+        return 0
+    return int(pid)
+
+
 def end_with_parent() -> None:
     """End this process group when its parent process, or the supervisor, has ended.
 
     Every supervised process calls it. Launchers put their children into separate sessions, where no
     signal to a group reaches them; a thread checks twice per second instead.
+
+    Raises:
+        SystemExit: the supervisor has ended already. Only this process ends then: the variable may
+            come from the shell that started it, whose group has other processes.
     """
-    supervisor = int(os.environ.get(SUPERVISOR, "0"))
+    supervisor = supervisor_pid()
     if not supervisor:
         return
-    parent = os.getppid()
+    parent, start = os.getppid(), os.environ[SUPERVISOR].split(":")[1:2]
+
+    def runs() -> bool:
+        found = _start_of(supervisor)
+        return bool(found) and start in ([], [found])
+
+    if not runs():
+        print_message(
+            PipelineError(
+                f"the process that started this one, pid {supervisor}, has ended",
+                hint=f"if you started this one yourself: `unset {SUPERVISOR}`, and again",
+            )
+        )
+        raise SystemExit(EXIT_USER_ERROR)
 
     def watch() -> None:
-        while os.getppid() == parent and _runs(supervisor):
+        while os.getppid() == parent and runs():
             time.sleep(0.5)
         os.killpg(0, signal.SIGKILL)
 
@@ -262,13 +301,13 @@ class _Signals:
             _signal_group(self._group, self._seen[0])
 
 
-def _runs(pid: int) -> bool:
-    """Return whether a process is running; a zombie is not."""
+def _start_of(pid: int) -> str:
+    """Return when a running process started, in clock ticks since boot; empty for a zombie."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1]
+        found = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
     except OSError:
-        return False
-    return state not in b"ZX"
+        return ""
+    return "" if found[0] in (b"Z", b"X") else found[19].decode()
 
 
 def _signal_group(group: int, number: int) -> None:

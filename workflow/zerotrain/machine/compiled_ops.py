@@ -29,6 +29,7 @@ from pathlib import Path
 import psutil
 
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
+from zerotrain.machine.liveness import open_lock
 
 OPS = {"cpu_adam": "CPUAdamBuilder", "deepspeed_shm_comm": "ShareMemCommBuilder"}
 """Folder and builder of each op: the optimizer of the offload presets, and gloo's shared memory."""
@@ -168,7 +169,7 @@ def _build_lock(folder: Path, deadline: float) -> Iterator[int]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        stream = (folder / ".build-lock").open("a")
+        stream = open_lock(folder / ".build-lock")
     except OSError as error:
         raise PipelineError(
             f"{folder}: cannot be written ({error.strerror}), DeepSpeed's ops have no place",

@@ -7,13 +7,17 @@ machines. A network file system uses its server's clock.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
+import stat
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import IO
+
+from zerotrain.errors import PipelineError
 
 MACHINE = 0xEFFFFFFC
 """Inode of a machine's initial namespace (linux/proc_ns.h, PROC_PID_INIT_INO)."""
@@ -43,6 +47,33 @@ def pid_space() -> str:
     """
     host, found = socket.gethostname().replace(".", "_"), pid_namespace()
     return host if found in (0, MACHINE) else f"{host}+{boot_id()[:8]}{found:x}"
+
+
+def open_lock(path: Path) -> IO[str]:
+    """Open the file of a kernel lock, which is made if it is missing and is never changed.
+
+    Raises:
+        PipelineError: a link, a pipe or a device is in its place, in a folder from others.
+        OSError: the file cannot be opened.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        raise _no_file(path) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _no_file(path)
+    return os.fdopen(descriptor, "r+")
+
+
+def _no_file(path: Path) -> PipelineError:
+    return PipelineError(
+        f"{path}: is a link or no plain file, so it cannot be a lock",
+        hint=f"remove it: `rm {path}`",
+    )
 
 
 def hold(path: Path) -> IO[str]:

@@ -10,6 +10,9 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import TextIO
+
+from zerotrain.errors import show_controls
 
 LOG = "ZEROTRAIN_LOG"
 """Environment variable with the file to which the supervisor copies the stage's output."""
@@ -41,6 +44,9 @@ _HIDDEN = re.compile(_RANK + b"(?:" + b"|".join([_RECORDS, _LITERAL, _WARNING]) 
 _PYTHON_WARNING = re.compile(_RANK + _WARNING)
 _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _PARTS = re.compile(rb"[^\r\n]*[\r\n]|[^\r\n]+")
+_COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
+_BARS = re.compile(r"(\r|\x1b\[[0-9;]*[mAK])")
+"""What our own output holds: colours; on stderr also the returns and deletions of bars."""
 _SHORT = 120
 """Number of bytes in which a record or a warning can be recognised."""
 
@@ -106,13 +112,32 @@ class TerminalOutput:
         return hidden
 
 
+def escape_foreign_controls(stream: TextIO, *, bars: bool) -> None:
+    """Let a stream write no control characters of foreign text; see errors.show_controls.
+
+    Args:
+        stream: stdout or stderr.
+        bars: Whether bars are drawn on it.
+    """
+    write, own = stream.write, _BARS if bars else _COLOURS
+
+    def write_visible(text: str) -> int:
+        # Every second part is our own.
+        parts = own.split(text)
+        parts[::2] = map(show_controls, parts[::2])
+        return write("".join(parts))
+
+    stream.write = write_visible  # type: ignore[method-assign]
+
+
 def print_message(message: object) -> None:
-    """Print a message or an error to stderr, unbuffered."""
-    print(message, file=sys.stderr, flush=True)
+    """Print a message or an error to stderr, unbuffered, with visible control characters."""
+    print(show_controls(str(message)), file=sys.stderr, flush=True)
 
 
 def print_detail(text: str) -> None:
     """Append a line to the stage's log; print it if there is no log, or its disk is full."""
+    text = show_controls(text)
     if log := os.environ.get(LOG):
         try:
             with Path(log).open("ab", buffering=0) as stream:

@@ -28,6 +28,7 @@ from zerotrain.importers import enable_launch_files
 from zerotrain.machine import compiled_ops
 from zerotrain.machine.disk import size
 from zerotrain.machine.disk_errors import explain
+from zerotrain.machine.liveness import open_lock
 from zerotrain.models.base_places import base_files
 from zerotrain.models.families import load_family
 
@@ -95,7 +96,7 @@ def open_dataset(config: RunConfig) -> None:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Lock the folder for one fetch at a time, and remove incomplete files of a killed one."""
-    with (folder / ".lock").open("a") as lock:
+    with open_lock(folder / ".lock") as lock:
         with contextlib.suppress(OSError):  # no such lock on this file system
             fcntl.flock(lock, fcntl.LOCK_EX)
             for path in (folder / "hub").rglob("*.incomplete"):

@@ -21,8 +21,8 @@ from typing import IO
 
 import psutil
 
-from zerotrain.machine.child_process import SUPERVISOR, end_with_parent
-from zerotrain.machine.liveness import hold, is_held, pid_space
+from zerotrain.machine.child_process import SUPERVISOR, end_with_parent, supervisor_pid
+from zerotrain.machine.liveness import hold, is_held, open_lock, pid_space
 from zerotrain.machine.output import print_message
 from zerotrain.training.process.lock_owner import LockOwner, this_process
 
@@ -76,11 +76,13 @@ def begin(words: Sequence[str]) -> None:
     """
     if is_dry_run(words):
         return
-    supervisor = int(os.environ.get(SUPERVISOR, "0"))
+    supervisor = supervisor_pid()
     if supervisor != os.getppid():
         supervisor = 0
     else:
         end_with_parent()  # otherwise it would publish for a command that has ended
+    # Its jobs have this Snakemake above them, and those of a cluster get its environment.
+    os.environ.pop(SUPERVISOR, None)
     me = this_process()
     run = Run(RUNS / f"{pid_space()}-{me.pid}.json", me, local=True, supervisor=supervisor)
     os.environ[MARK] = run.file.stem
@@ -142,7 +144,7 @@ def is_dry_run(words: Sequence[str]) -> bool:
 def _turn() -> Iterator[None]:
     """Give access to the records to one process at a time."""
     RUNS.mkdir(parents=True, exist_ok=True)
-    with (RUNS / "turn").open("w") as turn:
+    with open_lock(RUNS / "turn") as turn:
         with contextlib.suppress(OSError):  # no such lock on this file system
             fcntl.flock(turn, fcntl.LOCK_EX)
         yield

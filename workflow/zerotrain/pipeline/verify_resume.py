@@ -28,7 +28,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
-from zerotrain.machine.child_process import SUPERVISOR
+from zerotrain.machine.child_process import SUPERVISOR, supervisor_mark
 from zerotrain.machine.output import print_message
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.switch.point import phase_folder, training_inputs
@@ -247,7 +247,7 @@ class ScratchTraining:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, SUPERVISOR: str(os.getpid())},
+                env={**os.environ, SUPERVISOR: supervisor_mark()},
                 start_new_session=True,
             )
 

@@ -17,7 +17,7 @@ from zerotrain.errors import EXIT_UNFINISHED
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.launch.schedules import follows_horizon
-from zerotrain.machine.child_process import SUPERVISOR, end_with_parent
+from zerotrain.machine.child_process import end_with_parent, supervisor_pid
 from zerotrain.models.families import load_family
 from zerotrain.training.batches import Batches, ReadAhead
 from zerotrain.training.checkpointing import progress_folder
@@ -189,7 +189,7 @@ def _format_changed(phase: ResolvedPhase, provenance: Provenance, step: int) -> 
 
 
 if __name__ == "__main__":
-    if SUPERVISOR in os.environ:
+    if supervisor_pid():
         main()  # a launcher prints a traceback for an exit code; the stage reads exit.json instead
         code = 0
     else:

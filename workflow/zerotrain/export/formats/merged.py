@@ -15,6 +15,7 @@ from zerotrain.export.formats.library_folder import verify_folder, write_folder
 from zerotrain.export.formats.tensors import LazyTensor
 from zerotrain.export.formats.weights import NAME, Adapter, ExportedWeights, file_name
 from zerotrain.models.families.adapters import FOLDER
+from zerotrain.models.pretrained import load_peft
 
 
 def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
@@ -57,10 +58,8 @@ def merged_tensors(weights: ExportedWeights) -> dict[str, LazyTensor]:
 @torch.no_grad()
 def _merge_model(weights: ExportedWeights) -> dict[str, LazyTensor]:
     """Merge an adapter of a method other than LoRA; all tensors are held in float32."""
-    from peft import PeftModel
-
     model: Any = weights.family.load_model(weights.folder)
-    model = PeftModel.from_pretrained(model, str(weights.folder / FOLDER)).merge_and_unload()
+    model = load_peft(model, weights.folder / FOLDER).merge_and_unload()
     held = model.state_dict()
     return {
         name: LazyTensor(

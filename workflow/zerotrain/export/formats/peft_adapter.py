@@ -13,6 +13,7 @@ from zerotrain.export.formats.weights import Adapter, ExportedWeights, model_wit
 from zerotrain.export.provenance import find_origin
 from zerotrain.models.families.adapters import FOLDER, apply_peft, tensors_of
 from zerotrain.models.families.lora import PEFT_ADAPTER, PEFT_CONFIG, PEFT_PREFIX
+from zerotrain.models.pretrained import load_peft
 
 
 def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
@@ -46,8 +47,6 @@ def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
         expected = {n.removeprefix(PEFT_PREFIX): t for n, t in weights.method_tensors().items()}
         verify_tensors(expected, tensors_of(apply_peft(model, out)), options.dtype, out)
         return
-    from peft import PeftModel
-
     assert weights.adapter is not None
-    loaded = PeftModel.from_pretrained(model, str(out))
+    loaded = load_peft(model, out)
     verify_adapter(weights.adapter, weights.scales, loaded, options.dtype, out)

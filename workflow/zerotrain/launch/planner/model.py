@@ -17,6 +17,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import Architecture
 from zerotrain.launch.planner.part import Part
 from zerotrain.models.families.language import untie_head
+from zerotrain.models.pretrained import from_config
 from zerotrain.models.quantized_linear import QuantizedLinear, quantize_linear_layers
 from zerotrain.models.trainable import choose_trained, trained_parameters
 
@@ -122,7 +123,7 @@ def build_part(part: Part, source: str) -> torch.nn.Module:
         cls: Any = getattr(importlib.import_module(part.library), part.class_name)
         with torch.device("meta"):
             if part.library == "diffusers":
-                module: torch.nn.Module = cls.from_config(dict(part.config))
+                module: torch.nn.Module = from_config(cls, dict(part.config))
             else:
                 module = cls(_transformers_config(cls, part.config))
                 untie_head(module, part.config)

@@ -32,6 +32,7 @@ from zerotrain.models.families.lora import (
     save_adapter,
 )
 from zerotrain.models.families.model_tensors import without_memory
+from zerotrain.models.pretrained import load_peft
 
 if TYPE_CHECKING:
     from zerotrain.models.families import Family
@@ -217,7 +218,6 @@ def apply_peft(model: torch.nn.Module, folder: Path) -> torch.nn.Module:
     """Apply the adapter of a peft folder, in place unless it adapts the prompt; set eval mode."""
     from peft import (
         PeftConfig,
-        PeftModel,
         inject_adapter_in_model,
         load_peft_weights,
         set_peft_model_state_dict,
@@ -225,7 +225,7 @@ def apply_peft(model: torch.nn.Module, folder: Path) -> torch.nn.Module:
 
     config = PeftConfig.from_pretrained(str(folder))
     if config.is_prompt_learning:
-        prompted: torch.nn.Module = PeftModel.from_pretrained(model, str(folder))
+        prompted: torch.nn.Module = load_peft(model, folder)
         return prompted.eval()
     inject_adapter_in_model(config, model)
     state = load_peft_weights(str(folder), device="cpu")

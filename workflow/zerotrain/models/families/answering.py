@@ -14,6 +14,7 @@ from zerotrain.artifact import file_sha256, write_json
 from zerotrain.machine.progress_bar import progress
 from zerotrain.models.families.positions import free_positions, longest_prompt
 from zerotrain.models.families.tokens import answer_start, end_tokens
+from zerotrain.models.pretrained import from_pretrained
 
 if TYPE_CHECKING:
     from zerotrain.config.models import EvaluateConfig
@@ -103,9 +104,9 @@ def name_ends(folder: Path) -> dict[str, str]:
     if path.is_file():
         config = json.loads(path.read_text())
     else:
-        config = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder)).to_dict()
+        config = GenerationConfig.from_model_config(from_pretrained(AutoConfig, folder)).to_dict()
     own = config.get("eos_token_id")
-    ends = _ends(own, AutoTokenizer.from_pretrained(folder))
+    ends = _ends(own, from_pretrained(AutoTokenizer, folder))
     if ends in (own, [own]):
         return {}
     path.unlink(missing_ok=True)  # it may be a link to the base's own file

@@ -16,6 +16,7 @@ from diffusers import DDPMScheduler
 
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.loss_functions import LossFunction, masked
+from zerotrain.models.pretrained import from_config
 
 if TYPE_CHECKING:
     from zerotrain.models.families import Batch
@@ -57,7 +58,7 @@ def read_noise_schedule(folder: Path) -> NoiseSchedule:
             f"schedule with {' or '.join(PREDICTION_TYPES)}",
             hint="choose a base model of this family that was trained on a discrete schedule",
         )
-    scheduler = DDPMScheduler.from_config(config)
+    scheduler = from_config(DDPMScheduler, config)
     return NoiseSchedule(scheduler.alphas_cumprod.float(), prediction_type)
 
 

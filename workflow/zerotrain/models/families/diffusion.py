@@ -23,6 +23,7 @@ from zerotrain.models.families.conditioning import (
 from zerotrain.models.families.identity import CHANNELS, identity_autoencoder
 from zerotrain.models.families.model_family import CONFIG, ModelFamily
 from zerotrain.models.families.pipeline_sampling import PipelineSampling
+from zerotrain.models.pretrained import from_config, from_pretrained
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -135,7 +136,8 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
 
     def load_model(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Load the denoiser on CPU, in float32 if no type is given."""
-        model: torch.nn.Module = self._class().from_pretrained(
+        model: torch.nn.Module = from_pretrained(
+            self._class(),
             base,
             subfolder=self.trained_part,
             dtype=dtype or torch.float32,
@@ -148,7 +150,7 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
         config = self._class().load_config(base / self.trained_part / CONFIG)
         # Not accelerate's init_empty_weights, which separates tied weights.
         with torch.device("meta"):
-            model: torch.nn.Module = self._class().from_config(config)
+            model: torch.nn.Module = from_config(self._class(), config)
         return model
 
     def write_config(self, config: Path, dtype: torch.dtype, folder: Path) -> dict[str, str]:

@@ -18,6 +18,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.loss_functions import LossFunction, masked
+from zerotrain.models.pretrained import from_config
 
 if TYPE_CHECKING:
     from zerotrain.models.families import Batch
@@ -39,7 +40,9 @@ def read_flow_scheduler(folder: Path) -> FlowMatchEulerDiscreteScheduler:
             f"{path}: {name} is not a schedule of flow matching ({SCHEDULER})",
             hint="choose a base model of this family, or change `family`",
         )
-    scheduler: FlowMatchEulerDiscreteScheduler = FlowMatchEulerDiscreteScheduler.from_config(config)
+    scheduler: FlowMatchEulerDiscreteScheduler = from_config(
+        FlowMatchEulerDiscreteScheduler, config
+    )
     return scheduler
 
 

@@ -23,6 +23,7 @@ from zerotrain.models.families.conditioning import (
     read_pipeline,
 )
 from zerotrain.models.families.pipelines import pipeline_class
+from zerotrain.models.pretrained import from_pretrained
 
 if TYPE_CHECKING:
     from zerotrain.models.families import Encoders
@@ -40,11 +41,15 @@ class Redux:
     def __init__(self, folder: Path, device: str, dtype: torch.dtype) -> None:
         from transformers import SiglipVisionModel  # slow to import
 
-        encoder = SiglipVisionModel.from_pretrained(
-            folder, subfolder=IMAGE_ENCODER, dtype=dtype, use_safetensors=True
+        encoder = from_pretrained(
+            SiglipVisionModel, folder, subfolder=IMAGE_ENCODER, dtype=dtype, use_safetensors=True
         )
-        embedder = pipeline_class("ReduxImageEncoder").from_pretrained(
-            folder, subfolder=IMAGE_EMBEDDER, dtype=dtype, use_safetensors=True
+        embedder = from_pretrained(
+            pipeline_class("ReduxImageEncoder"),
+            folder,
+            subfolder=IMAGE_EMBEDDER,
+            dtype=dtype,
+            use_safetensors=True,
         )
         self._encoder, self._embedder = encoder.to(device).eval(), embedder.to(device).eval()
 

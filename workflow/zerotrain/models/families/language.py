@@ -23,6 +23,7 @@ from zerotrain.models.families.answering import answer, name_ends
 from zerotrain.models.families.model_family import CONFIG, ModelFamily
 from zerotrain.models.families.model_tensors import stored_tensors, write_model
 from zerotrain.models.families.tokens import IGNORED
+from zerotrain.models.pretrained import from_config, from_pretrained
 
 if TYPE_CHECKING:
     from zerotrain.config.models import EvaluateConfig
@@ -65,7 +66,7 @@ class LanguageFamily(ModelFamily):
         Raises:
             PipelineError: it has no token that ends an answer.
         """
-        tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+        tokenizer = from_pretrained(transformers.AutoTokenizer, base)
         if tokenizer.eos_token_id is None:
             raise PipelineError(
                 f"{base}: its tokenizer has no eos_token, so that an answer would never end",
@@ -76,8 +77,8 @@ class LanguageFamily(ModelFamily):
     def load_model(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Load the model on CPU, in float32 if no type is given, with the folder's LoRA."""
         transformers.utils.logging.disable_progress_bar()
-        model: torch.nn.Module = self._auto().from_pretrained(
-            base, dtype=dtype or torch.float32, use_safetensors=True
+        model: torch.nn.Module = from_pretrained(
+            self._auto(), base, dtype=dtype or torch.float32, use_safetensors=True
         )
         return model
 
@@ -86,9 +87,9 @@ class LanguageFamily(ModelFamily):
 
         Buffers (rotary frequencies, masks) are computed, since no file holds them.
         """
-        config = transformers.AutoConfig.from_pretrained(base)
+        config = from_pretrained(transformers.AutoConfig, base)
         with no_init_weights(), init_empty_weights(include_buffers=False):
-            model: torch.nn.Module = self._auto().from_config(config, dtype=torch.float32)
+            model: torch.nn.Module = from_config(self._auto(), config, dtype=torch.float32)
         # Parameters were moved one by one, which separated tied ones.
         model.tie_weights()  # type: ignore[operator]
         untie_head(model, config.to_dict())
@@ -152,8 +153,8 @@ class LanguageFamily(ModelFamily):
             return
         types = (held[name].get_tensor(name).dtype for name in held)
         dtype = functools.reduce(torch.promote_types, types)
-        model, found = self._auto().from_pretrained(
-            folder, dtype=dtype, use_safetensors=True, output_loading_info=True
+        model, found = from_pretrained(
+            self._auto(), folder, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
         parameters = dict(model.named_parameters())
         if missing := sorted(found["missing_keys"] & parameters.keys()):

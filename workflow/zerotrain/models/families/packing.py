@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from zerotrain.errors import PipelineError
+from zerotrain.models.pretrained import from_config, from_pretrained
 
 LENGTH = 8
 """Tokens of each of two examples."""
@@ -35,7 +36,7 @@ def check_packable(base: Path) -> None:
     Raises:
         PipelineError: they do, or may; the model's class is named.
     """
-    config = transformers.AutoConfig.from_pretrained(base)
+    config = from_pretrained(transformers.AutoConfig, base)
     found: Any = transformers.AutoModelForCausalLM._model_mapping[type(config)]
     kind = found[0] if isinstance(found, tuple) else found
     if "position_ids" not in inspect.signature(kind.forward).parameters:
@@ -64,7 +65,7 @@ def _difference(config: Any) -> float:
     """Return how much an example before it changes another's logits, relative to the largest."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(_small(config), dtype=torch.float32)
+        model = from_config(transformers.AutoModelForCausalLM, _small(config), dtype=torch.float32)
         for parameter in model.parameters():  # some start at zero and would hide a difference
             parameter.data += 0.05 * torch.randn(parameter.shape)
         tokens = torch.randint(3, VOCABULARY, (1, 2 * LENGTH))

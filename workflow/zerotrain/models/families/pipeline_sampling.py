@@ -24,6 +24,7 @@ from zerotrain.models.families.prompt_tokens import (
     set_prompt_tokenizers,
     token_limits,
 )
+from zerotrain.models.pretrained import from_config, from_pretrained
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -308,8 +309,12 @@ class PipelineSampling(ConditionedSampling):
     def decode_latents(self, base: Path, latents: torch.Tensor, device: str) -> list[Image]:
         """Decode latents [B, C, h, w] to images with the base's autoencoder in float32."""
         diffusers_logging.disable_progress_bar()
-        vae = getattr(diffusers, self.classes["vae"]).from_pretrained(
-            base, subfolder="vae", dtype=torch.float32, use_safetensors=True
+        vae = from_pretrained(
+            getattr(diffusers, self.classes["vae"]),
+            base,
+            subfolder="vae",
+            dtype=torch.float32,
+            use_safetensors=True,
         )
         vae.to(device).eval()
         with torch.inference_mode():
@@ -335,8 +340,8 @@ class PipelineSampling(ConditionedSampling):
 
     def _choose_sampler(self, pipeline: Any, config: EvaluateConfig) -> None:
         if config.scheduler != "default":
-            pipeline.scheduler = self._sampler(config.scheduler).from_config(
-                pipeline.scheduler.config
+            pipeline.scheduler = from_config(
+                self._sampler(config.scheduler), pipeline.scheduler.config
             )
 
     def _sampler(self, name: str) -> Any:

@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from zerotrain.errors import PipelineError
 from zerotrain.models.families import adapters
 from zerotrain.models.families.prompt_tokens import set_prompt_tokenizers
+from zerotrain.models.pretrained import from_pretrained
 
 
 def pipeline_class(name: str) -> Any:
@@ -41,8 +42,8 @@ def load_pipeline(
     # The libraries' progress bars would fill a log with one line per file.
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
-    pipeline = pipeline_class(name).from_pretrained(
-        folder, dtype=dtype, use_safetensors=True, **{**absent, **parts}
+    pipeline = from_pretrained(
+        pipeline_class(name), folder, dtype=dtype, use_safetensors=True, **{**absent, **parts}
     )
     denoiser = getattr(pipeline, "unet", None) or getattr(pipeline, "transformer", None)
     if denoiser is not None:

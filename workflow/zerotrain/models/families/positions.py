@@ -9,6 +9,7 @@ from typing import Any
 import transformers
 
 from zerotrain.errors import PipelineError
+from zerotrain.models.pretrained import from_pretrained
 
 
 def positions(config: Any) -> int:
@@ -37,7 +38,7 @@ def check_row_length(base: Path, max_length: int, virtual_tokens: int = 0) -> No
     Raises:
         PipelineError: they do not; both lengths are named.
     """
-    most = positions(transformers.AutoConfig.from_pretrained(base)) - virtual_tokens
+    most = positions(from_pretrained(transformers.AutoConfig, base)) - virtual_tokens
     if max_length > most:
         taken = f" left by a trained prompt of {virtual_tokens}" if virtual_tokens else ""
         raise PipelineError(

@@ -20,6 +20,7 @@ from transformers import Qwen2Tokenizer, Qwen2VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from zerotrain.errors import PipelineError
+from zerotrain.models.pretrained import from_pretrained
 
 PLAIN = "QwenImagePipeline"
 EDIT = "QwenImageEditPipeline"
@@ -57,8 +58,8 @@ def load_processor(name: str, folder: Path) -> dict[str, Any]:
             f"{folder}: a {name} needs the part {PROCESSOR}, which is missing",
             hint=f"copy the folder {PROCESSOR} of Qwen/{HUB[name]} to it",
         )
-    images = Qwen2VLImageProcessorPil.from_pretrained(place)
-    return {PROCESSOR: ImageTextProcessor(images, Qwen2Tokenizer.from_pretrained(place))}
+    images = from_pretrained(Qwen2VLImageProcessorPil, place)
+    return {PROCESSOR: ImageTextProcessor(images, from_pretrained(Qwen2Tokenizer, place))}
 
 
 def add_token_types(text_encoder: Any) -> None:

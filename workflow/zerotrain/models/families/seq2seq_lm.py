@@ -12,6 +12,7 @@ import transformers
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.language import LanguageFamily, answer_loss, attention
 from zerotrain.models.families.tokens import IGNORED, seq2seq_prompt, seq2seq_tokens
+from zerotrain.models.pretrained import from_pretrained
 
 if TYPE_CHECKING:
     from zerotrain.data.conversation import Message
@@ -53,7 +54,7 @@ class Seq2SeqLm(LanguageFamily):
         Raises:
             PipelineError: config.json does not name the token that starts an answer.
         """
-        config = transformers.AutoConfig.from_pretrained(base)
+        config = from_pretrained(transformers.AutoConfig, base)
         start = getattr(config, "decoder_start_token_id", None)
         if start is None:
             raise PipelineError(

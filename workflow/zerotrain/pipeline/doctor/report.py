@@ -11,8 +11,31 @@ from typing import Any
 
 from zerotrain.machine.host import gib
 
-SECRETS = re.compile(r"\b(hf_|sk-|ghp_|github_pat_)\w{8,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
-"""Hub tokens, and user and password in a URL."""
+HIDDEN = "***"
+NAMES = (
+    r"(?:api[_-]?key|access[_-]?key|secret|token|passw(?:or)?d|passphrase|credentials?"
+    r"|authorization)"
+)
+"""Parts of the names of values that are secret, as in HF_TOKEN and aws_secret_access_key."""
+SECRETS = (
+    # Keys with a prefix: Hugging Face, OpenAI, Anthropic, GitHub, GitLab, Slack, AWS, Google, npm,
+    # PyPI, W&B.
+    r"\b(?:hf_|api_org_|sk-|gh[opsur]_|github_pat_|glpat-|gl[a-z]{2,8}-|xox[a-z]-|wandb_v1_)[\w-]{8,}",
+    r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,}|\bAIza[\w-]{20,}|\b(?:npm_|pypi-)[\w-]{16,}",
+    r"\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*",  # a JSON Web Token
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    r"\b[0-9a-fA-F]{40}\b",  # W&B's former keys; a commit is shown by its first digits
+    r"(?<=://)[^/\s@]+(?=@)",  # user, password or token in a URL
+    r"(?i:(?<=[?&])(?:sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+|se|sv|key)=[^&\s\"']+)",
+    r"(?i:\b(?:bearer|basic)\s+[\w.~+/=-]{6,})",
+)
+"""Forms of keys, as the well-known scanners look for them."""
+_SECRET = re.compile("|".join(SECRETS))
+_NAMED = re.compile(
+    rf"""(?ix)\b ([\w.-]*{NAMES}(?:_?\d+)? ["']? \s*[:=]\s*)
+    (?:"[^"\n]+" | '[^'\n]+' | [^\s"',;)\]}}]+)"""
+)
+_SECRET_NAME = re.compile(rf"(?i){NAMES}(?:_?\d+)?$")
 
 
 @dataclass
@@ -28,18 +51,33 @@ class Report:
         count = len(self.problems)
         verdict = f"{count} problem{'s' if count > 1 else ''}" if count else "no problem found"
         lines = [f"zerotrain doctor: {verdict}", *(f"  - {problem}" for problem in self.problems)]
-        return redact("\n".join([*lines, *_lines(self.facts, "")])) + "\n"
+        return redact("\n".join([*lines, *_lines(_without_secrets(self.facts), "")])) + "\n"
 
     def json(self) -> str:
         """Format as one JSON object: `problems`, and the facts by section."""
-        return redact(json.dumps({"problems": self.problems, **self.facts}, indent=1)) + "\n"
+        found = _without_secrets({"problems": self.problems, **self.facts})
+        return json.dumps(found, indent=1) + "\n"
 
 
 def redact(text: str) -> str:
     """Remove the user's home folder and likely secrets from a text."""
     for home in {str(Path.home()), str(Path.home().resolve())} - {"/"}:
         text = re.sub(rf"{re.escape(home)}(?=[/\s\"':,;)]|$)", "~", text)
-    return SECRETS.sub("***", text)
+    return _NAMED.sub(rf"\1{HIDDEN}", _SECRET.sub(HIDDEN, text))
+
+
+def _without_secrets(value: Any) -> Any:
+    """Redact all texts, and the values whose name says that they are secret."""
+    if isinstance(value, dict):
+        return {
+            redact(str(key)): HIDDEN
+            if one and _SECRET_NAME.search(str(key))
+            else _without_secrets(one)
+            for key, one in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_without_secrets(one) for one in value]
+    return redact(value) if isinstance(value, str) else value
 
 
 def _lines(facts: dict[str, Any], indent: str) -> Iterator[str]:

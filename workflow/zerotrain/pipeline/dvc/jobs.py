@@ -101,8 +101,8 @@ def stage_command(job: Any, config: Path) -> str:
     except for persistent ones. The dataset of a preset is no dependency of its stage, so it may not
     be prepared yet.
     """
-    chosen = "" if config == DEFAULT_CONFIG else f" --configfile {config}"
-    outputs = " ".join(map(str, job.output))
+    chosen = "" if config == DEFAULT_CONFIG else f" --configfile {shlex.quote(str(config))}"
+    outputs = shlex.join(map(str, job.output))
     rules = f"{job.rule.name} {PREPARING}" if unwatched(job) else job.rule.name
     return f"snakemake --cores all{chosen} --force --allowed-rules {rules} -- {outputs}"
 

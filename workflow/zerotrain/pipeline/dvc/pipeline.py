@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ LOCK = Path("dvc.lock")
 HEADER = """\
 # Generated from the Snakemake graph by `zerotrain dvc generate`; edit the rules, not this file.
 """
+TEMPLATE = "${"
+"""What DVC reads as the beginning of a value to insert, in every text of dvc.yaml."""
 GUARD = "dvc_yaml"
 """The stage that fails if dvc.yaml is not current. It depends on all values of the configuration:
 other stages depend on single values, and DVC does not notice when a missing value is added."""
@@ -106,7 +109,7 @@ def pipeline(config: Path) -> dict[str, Any]:
     """Build the content of dvc.yaml: stages in execution order, plots, and artifacts.
 
     Raises:
-        PipelineError: the running package belongs to another checkout.
+        PipelineError: the running package belongs to another checkout, or a name holds `${`.
     """
     if not PACKAGE.is_relative_to(Path.cwd()):
         raise PipelineError(
@@ -116,7 +119,25 @@ def pipeline(config: Path) -> dict[str, Any]:
     run = read_config(config)
     with workflow_of(config, forceall=True) as workflow:
         stages = _stages(workflow.dag.jobs, config, run)
-    return {"stages": stages, "plots": plots_of(run), "artifacts": artifacts_of(run)}
+    made = {"stages": stages, "plots": plots_of(run), "artifacts": artifacts_of(run)}
+    for text in _texts(made):
+        if TEMPLATE in text:
+            raise PipelineError(
+                f"{text!r}: holds {TEMPLATE}, which DVC would replace by a value of params.yaml",
+                hint="rename the file or folder, and correct the configuration",
+            )
+    return made
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts of dvc.yaml, keys included."""
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one)
 
 
 def check(config: Path) -> None:
@@ -134,7 +155,7 @@ def outdated(config: Path) -> PipelineError:
     """Return the error for an outdated dvc.yaml."""
     return PipelineError(
         f"{PIPELINE}: it is not of {config}, the rules and the code as they are now",
-        hint=f"`zerotrain dvc generate --config {config}`, and call DVC again",
+        hint=f"`zerotrain dvc generate --config {shlex.quote(str(config))}`, and call DVC again",
     )
 
 
@@ -167,7 +188,8 @@ def _stages(jobs: Iterable[Any], config: Path, run: RunConfig) -> dict[str, Any]
     guard = {
         "desc": "Fails where this file is not of the configuration and the rules as they are.",
         # With the code here: DVC's queue works in copies of the project.
-        "cmd": f"PYTHONPATH=workflow python -m zerotrain dvc check --config {config}",
+        "cmd": f"PYTHONPATH=workflow python -m zerotrain dvc check "
+        f"--config {shlex.quote(str(config))}",
         "deps": ["Snakefile", "rules"],
         "params": [{str(config): None}],
     }

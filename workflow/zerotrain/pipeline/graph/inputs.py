@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class JobInputs:
         text and of the built-in example."""
         run = self._runs.of(wildcards)
         if not run.data.has_image_files:
-            return source_files(run.data)
+            return _check_names(source_files(run.data), "data.path")
         files = DatasetFiles(run.data, DataFolder(run.data_name).path)
         # A job on a node is planned from files that were looked at.
         if self._updates:
@@ -54,14 +54,16 @@ class JobInputs:
     def evaluation_images(self, wildcards: Any) -> list[str]:
         """List the conditioning images of the evaluation prompts."""
         found = self._runs.of(wildcards).evaluate.conditioning_images
-        return prompt_files(found or [], "evaluate.conditioning_images")
+        key = "evaluate.conditioning_images"
+        return _check_names(prompt_files(found or [], key), key)
 
     @checked
     def validation_images(self, wildcards: Any) -> list[str]:
         """List the conditioning images of the validation prompts."""
         asked = self._runs.of(wildcards).validation_prompts
         found = [files for _, files in (one for one in asked if not isinstance(one, str))]
-        return prompt_files(found, "validation.conditioning_images")
+        key = "validation.conditioning_images"
+        return _check_names(prompt_files(found, key), key)
 
     def base_dataset(self, wildcards: Any) -> Files:
         """Return the dataset that a preset is built for; other bases do not depend on one."""
@@ -124,18 +126,23 @@ class JobInputs:
         imported = f"results/{run.run}/imported/state/manifest.json"
         return [imported] if run.resume_from_checkpoint else []
 
+    @checked
     def external_checkpoint(self, wildcards: Any) -> Files:
         """List the files of the external checkpoint."""
         resume = self._runs.of(wildcards).resume_from_checkpoint
         assert resume
         path = find_checkpoint(Path(resume.folder).expanduser())
-        return str(path) if path.is_file() else _files_below(path, "resume_from_checkpoint")
+        key = "resume_from_checkpoint"
+        return _check_names([str(path)], key) if path.is_file() else _files_below(path, key)
 
+    @checked
     def names_file(self, wildcards: Any) -> Files:
         """Return the file that names the parameters of the external checkpoint's optimizer."""
         resume = self._runs.of(wildcards).resume_from_checkpoint
         names = resume.names if resume else None
-        return [] if names in (None, "module") else os.path.expanduser(str(names))
+        if names in (None, "module"):
+            return []
+        return _check_names([os.path.expanduser(str(names))], "resume_from_checkpoint.names")[0]
 
     def of_phases(self, *name: str) -> Callable[[Any], list[str]]:
         """Return a function that lists a file of each phase of the run, or its folder."""
@@ -179,8 +186,7 @@ def _files_of_base(base: str) -> list[str]:
     found = sorted(str(path) for folder in folders for path in folder.rglob("*") if path.is_file())
     file = Path(base).expanduser()
     found += [str(file)] if file.is_file() else []
-    _check_names(found, "base")
-    return found
+    return _check_names(found, "base")
 
 
 @checked
@@ -192,15 +198,15 @@ def _files_below(folder: Path, key: str) -> list[str]:
             f"{key}: {folder}: no such folder, or nothing in it",
             hint=f"name a folder that exists, or remove `{key}`",
         )
-    _check_names(found, key)
-    return found
+    return _check_names(found, key)
 
 
-def _check_names(files: Sequence[str], key: str) -> None:
-    """Check that file names are valid as Snakemake inputs."""
+def _check_names(files: list[str], key: str) -> list[str]:
+    """Return the files, after checking that their names are valid as Snakemake inputs."""
     braced = [name for name in files if "{" in name or "}" in name]
     if braced:
         raise PipelineError(
             f"{key}: {braced[0]}: its name holds a brace, which Snakemake takes for a wildcard",
             hint="rename it, or move it out of that folder",
         )
+    return files

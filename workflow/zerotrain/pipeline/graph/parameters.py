@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -75,7 +76,7 @@ def option(name: str, input_name: str) -> Callable[[Any, Any], str]:
 
     def of_job(wildcards: Any, input: Any) -> str:
         found = getattr(input, input_name)
-        return f"{name} {found}" if found else ""
+        return shlex.join([name, str(found)]) if found else ""
 
     return of_job
 
@@ -84,7 +85,7 @@ def options(name: str, input_name: str) -> Callable[[Any, Any], str]:
     """Return a function that gives a command's option for each file of an input."""
 
     def of_job(wildcards: Any, input: Any) -> str:
-        return " ".join(f"{name} {file}" for file in input.get(input_name, ()))
+        return " ".join(shlex.join([name, file]) for file in input.get(input_name, ()))
 
     return of_job
 

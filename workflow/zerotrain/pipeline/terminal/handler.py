@@ -22,7 +22,7 @@ from snakemake.common import NOTHING_TO_BE_DONE_MSG
 from snakemake.logging import DefaultFilter, LogEvent, logger
 from snakemake.settings.enums import Quietness
 
-from zerotrain.errors import EXIT_UNFINISHED
+from zerotrain.errors import EXIT_UNFINISHED, show_controls
 from zerotrain.pipeline.terminal.reasons import NEW, describe_reason, is_stage, job_name, made_by
 from zerotrain.training.checkpointing.progress_folder import saved_steps
 from zerotrain.training.reporting.display import format_duration
@@ -136,7 +136,7 @@ class StageLines(logging.Handler):
         if text:
             # Clear a progress bar of another process, which redraws it.
             clear = "\r\x1b[K" if self._stream.isatty() else ""
-            self._stream.write(f"{clear}{text}\n")
+            self._stream.write(f"{clear}{show_controls(text)}\n")
             self._stream.flush()
 
     def _line(self, record: logging.LogRecord) -> str | None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
-from zerotrain.machine.child_process import SUPERVISOR
+from zerotrain.machine.child_process import supervisor_pid
 from zerotrain.machine.device import device_type
 from zerotrain.machine.disk_errors import DiskError
 from zerotrain.machine.host import oom_kills
@@ -221,7 +221,7 @@ def report_failure(error: Exception, launch: Path, progress: Path) -> int:
     Raises:
         Exception: the same exception, if it is unknown: its traceback is for the developers.
     """
-    supervised = SUPERVISOR in os.environ
+    supervised = supervisor_pid() != 0
     if isinstance(error, PipelineError):
         if write_exit_record(progress, EXIT_USER_ERROR, error.what):
             print_message(error)
@@ -287,5 +287,5 @@ def _end_other_ranks(progress: Path) -> None:
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return
     heartbeat.end_all(progress, but=os.getpid())
-    if SUPERVISOR in os.environ:
+    if supervisor_pid():
         os.kill(os.getppid(), signal.SIGKILL)

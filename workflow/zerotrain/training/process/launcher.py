@@ -31,7 +31,7 @@ from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.machine import compiled_ops
-from zerotrain.machine.child_process import SUPERVISOR, end_with_parent
+from zerotrain.machine.child_process import SUPERVISOR, end_with_parent, supervisor_mark
 from zerotrain.machine.output import print_message
 from zerotrain.training.checkpointing.progress_folder import exit_codes_file
 from zerotrain.training.process import ending, nvme_check, scratch, swap_folder
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
 def _join_as_machine(arguments: Namespace) -> None:
     """Take the machine's number from srun, and act as supervisor: the real one may be remote."""
     arguments.machine_rank = int(os.environ["SLURM_NODEID"])
-    os.environ[SUPERVISOR] = str(os.getpid())
+    os.environ[SUPERVISOR] = supervisor_mark()
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from typing import IO
 
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import writing
-from zerotrain.machine.liveness import pid_space
+from zerotrain.machine.liveness import open_lock, pid_space
 from zerotrain.machine.output import print_message
 from zerotrain.training.process.lock_file import (
     LEASE_SECONDS,
@@ -240,7 +240,7 @@ def _remove(folder: Path, aside: Path, owner: LockOwner | None) -> None:
 @contextlib.contextmanager
 def _turn(folder: Path) -> Iterator[None]:
     """Let one process take the lock at a time; a second could remove a lock just taken over."""
-    with (folder / TAKING).open("w") as turn:
+    with open_lock(folder / TAKING) as turn:
         with contextlib.suppress(OSError):  # a file system without flock
             fcntl.flock(turn, fcntl.LOCK_EX)
         yield
@@ -327,7 +327,7 @@ def hold_writer(folder: Path) -> IO[str]:
     Raises:
         PipelineError: the writer of an earlier start does not end.
     """
-    stream = (folder / WRITER).open("w")
+    stream = open_lock(folder / WRITER)
     deadline = time.monotonic() + GRACE_SECONDS
     while True:
         try:

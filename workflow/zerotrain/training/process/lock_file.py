@@ -93,7 +93,7 @@ class SignsOfLife:
     """Thread that gives signs of life through a lock file until it is closed."""
 
     def __init__(self, file: Path, lease: float) -> None:
-        self._handle = os.open(file, os.O_RDWR)
+        self._handle = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
         self._every = sign_seconds(lease)
         self._closed = threading.Event()
         self._sign()

@@ -26,7 +26,7 @@ from zerotrain.artifact.sources import source_digest
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import compiled_ops, disk
-from zerotrain.machine.child_process import SUPERVISOR
+from zerotrain.machine.child_process import SUPERVISOR, supervisor_mark
 from zerotrain.machine.detect import detect
 from zerotrain.machine.ports import free_port
 from zerotrain.training.process.machines import thread_count
@@ -132,7 +132,7 @@ def run_trial(
                 **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"},
                 **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
                 **{"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"},
-                SUPERVISOR: str(os.getpid()),
+                SUPERVISOR: supervisor_mark(),
             },
             stdin=subprocess.DEVNULL,
             stdout=stream,

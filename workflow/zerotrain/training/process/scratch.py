@@ -29,6 +29,7 @@ from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, Artifact
 from zerotrain.errors import PipelineError
 from zerotrain.machine import disk
+from zerotrain.machine.liveness import open_lock
 
 PREFIX = "zerotrain-cache-"
 LOCK, COPY, NEW = "lock", "cache", "new"
@@ -134,7 +135,7 @@ def _open(place: Path) -> IO[str]:
         if place.is_symlink() or place.stat().st_uid != os.getuid():
             raise _NoCopyError(f"{place} is not yours")
         with contextlib.suppress(FileNotFoundError):  # removed since
-            return (place / LOCK).open("a")
+            return open_lock(place / LOCK)
 
 
 def _wait(lock: IO[str], how: int, stop: Callable[[], bool]) -> None:
@@ -198,7 +199,9 @@ def _make(place: Path, cache: Artifact, needed: int, stop: Callable[[], bool]) -
 
 def _remove_unused(place: Path) -> None:
     """Remove a copy that no training reads or makes."""
-    with contextlib.suppress(OSError), (place / LOCK).open("a") as lock:
+    if place.is_symlink():
+        return  # a shared folder: it leads to what is not ours
+    with contextlib.suppress(OSError, PipelineError), open_lock(place / LOCK) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_there(lock, place):
             shutil.rmtree(place, ignore_errors=True)

@@ -25,7 +25,7 @@ from zerotrain.cache import Cache
 from zerotrain.cache.prompts import Prompts
 from zerotrain.data.draws import IMAGE_SEEDS, generator
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.machine.child_process import SUPERVISOR
+from zerotrain.machine.child_process import SUPERVISOR, supervisor_mark
 from zerotrain.training import ranks
 from zerotrain.training.engines.engine import Engine
 from zerotrain.training.reporting.decode_samples import FOLDER, PROGRAM, decode, list_undecoded
@@ -182,7 +182,7 @@ class LatentSampler:
                 ],
                 stdin=subprocess.DEVNULL,
                 env={k: v for k, v in os.environ.items() if k not in LAUNCHERS}
-                | {SUPERVISOR: str(os.getpid())},
+                | {SUPERVISOR: supervisor_mark()},
                 start_new_session=True,  # it kills its process group, which must not be ours
             )
 

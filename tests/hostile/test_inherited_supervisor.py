@@ -1,0 +1,89 @@
+"""ZEROTRAIN_SUPERVISOR in a copied environment ends nobody's processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.builders.processes import DEAD_PID
+
+from zerotrain.machine.child_process import (
+    SUPERVISOR,
+    end_with_parent,
+    supervisor_mark,
+    supervisor_pid,
+)
+from zerotrain.pipeline import snakemake_runs
+
+WORKS = """
+import time
+from zerotrain.machine.child_process import end_with_parent
+end_with_parent()
+time.sleep(0.7)  # the watch looks every half second
+print("done")
+"""
+
+
+def environment(mark: str, **others: str) -> dict[str, str]:
+    """Of a process that inherits a mark."""
+    return {**os.environ, SUPERVISOR: mark, **others}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda pid, start, job, space: f"{DEAD_PID}:{start}:{job}:{space}_2",
+        lambda pid, start, job, space: f"{DEAD_PID}:{start}:{job}7:{space}",
+        lambda *_: "a name",
+        lambda *_: "",
+    ],
+    ids=["another machine", "another job", "no pid", "empty"],
+)
+def test_the_mark_of_others_supervises_nobody(change) -> None:
+    """`sbatch --export=ALL` takes it to another machine or into a job."""
+    mark = change(*supervisor_mark().split(":"))
+    done = subprocess.run(
+        [sys.executable, "-c", WORKS], env=environment(mark), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_a_supervisor_that_has_ended_takes_only_its_own_along() -> None:
+    """A shell that inherited it lives on, and is told what to do; so is one whose pid is another
+    process's now."""
+    pid, start, job, space = supervisor_mark().split(":")
+    for mark in (f"{DEAD_PID}:{start}:{job}:{space}", f"{pid}:{int(start) - 1}:{job}:{space}"):
+        done = subprocess.run(
+            ["sh", "-c", '"$0" -c "$1"; echo "code $?"', sys.executable, WORKS],
+            env=environment(mark), capture_output=True, text=True, start_new_session=True,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, "code 2\n")
+        assert f"pid {mark.partition(':')[0]}, has ended" in done.stderr
+        assert f"`unset {SUPERVISOR}`" in done.stderr
+
+
+def test_a_child_knows_its_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own mark names this process, within the same job."""
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+    monkeypatch.setenv(SUPERVISOR, supervisor_mark())
+    assert supervisor_pid() == os.getpid()
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    assert supervisor_pid() == 0
+    monkeypatch.setattr("threading.Thread.start", lambda self: pytest.fail("a thread was started"))
+    end_with_parent()
+
+
+def test_the_jobs_of_a_snakemake_inherit_none(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """Neither the one that called it nor that of another command."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(snakemake_runs, "end_with_parent", lambda: None)
+    monkeypatch.setattr(snakemake_runs.atexit, "register", lambda *_: None)
+    for mark in (supervisor_mark(), f"{os.getppid()}"):
+        monkeypatch.setenv(SUPERVISOR, mark)
+        monkeypatch.setenv(snakemake_runs.MARK, "")
+        snakemake_runs.begin(["all"])
+        assert SUPERVISOR not in os.environ
+    (run,) = snakemake_runs.read_runs()
+    assert run.supervisor == os.getppid()

@@ -1,0 +1,77 @@
+"""The file of a lock is made, never changed, and never another's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.builders.refusals import refused
+
+from zerotrain.machine.liveness import open_lock
+from zerotrain.pipeline import snakemake_runs
+from zerotrain.training.process import lock, scratch
+from zerotrain.training.process.lock_file import SignsOfLife
+
+VICTIM = "what must stay"
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A file elsewhere, to which a folder from somebody has links."""
+    made = tmp_path / "victim"
+    made.write_text(VICTIM)
+    return made
+
+
+def test_a_lock_changes_nothing(victim: Path) -> None:
+    """A file that has text keeps it, a missing one is made empty."""
+    open_lock(victim).close()
+    assert victim.read_text() == VICTIM
+    open_lock(victim.with_name("new")).close()
+    assert victim.with_name("new").read_bytes() == b""
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "folder", "pipe"])
+def test_what_is_no_plain_file_is_no_lock(victim: Path, kind: str) -> None:
+    """Nothing is followed, made or waited for."""
+    place = victim.with_name("lock")
+    if kind == "folder":
+        place.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to(victim if kind == "link" else victim.with_name("made"))
+    assert refused(open_lock, place).what.startswith(f"{place}: is a link or no plain file")
+    assert victim.read_text() == VICTIM
+    assert not victim.with_name("made").exists()
+
+
+def test_progress_of_others_overwrites_nothing(victim: Path, monkeypatch) -> None:
+    """A folder whose locks are links: training, and the records of Snakemake."""
+    progress = victim.parent / "progress"
+    progress.mkdir()
+    for name in (lock.TAKING, lock.WRITER):
+        (progress / name).symlink_to(victim)
+    refused(lock.hold_writer, progress)
+    with pytest.raises(Exception, match="is a link"), lock._turn(progress):
+        pass
+    (progress / "lock").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic"):
+        SignsOfLife(progress / "lock", 60)
+    monkeypatch.chdir(victim.parent)
+    snakemake_runs.RUNS.mkdir(parents=True)
+    (snakemake_runs.RUNS / "turn").symlink_to(victim)
+    refused(snakemake_runs.remove_stale_lock)
+    assert victim.read_text() == VICTIM
+
+
+def test_a_copy_of_the_cache_that_is_a_link_is_left_alone(victim: Path) -> None:
+    """In a shared scratch folder anyone can make one of that name."""
+    folder = victim.with_name("folder")
+    folder.mkdir()
+    place = victim.with_name("copy")
+    place.symlink_to(folder)
+    scratch._remove_unused(place)
+    assert not [*folder.iterdir()]
+    assert place.is_symlink()
