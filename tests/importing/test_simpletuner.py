@@ -63,8 +63,9 @@ def keys_of(found: ImportedConfig, outcome: str) -> set[str]:
             },
         ),
         (
-            {"type": "huggingface", "dataset_name": "people/dogs"},
-            {"images": "data/dogs", "source": "folder", "caption_strategy": "filename"},
+            {"type": "huggingface", "dataset_name": "people/dogs",
+             "caption_strategy": "huggingface", "huggingface": {"caption_column": "long"}},
+            {"images": "data/dogs", "source": "huggingface", "caption_column": "long"},
         ),
     ],
 )  # fmt: skip
@@ -112,8 +113,8 @@ def test_several_datasets_are_cached_from_as_they_are(place: Path) -> None:
         "source": "folder",
         "sources": [
             {"name": "mine", "images": "photos", "caption_strategy": "filename"},
-            {"name": "small-ones", "images": "small", "caption_strategy": "textfile", "repeats": 3,
-             "resolution": 16},
+            {"name": "small-ones", "images": "small", "caption_strategy": "textfile",
+             "multiline_captions": "split", "repeats": 3, "resolution": 16},
         ],
     }  # fmt: skip
     assert found["train"]["resolution"] == 32
@@ -128,12 +129,11 @@ def test_several_datasets_are_cached_from_as_they_are(place: Path) -> None:
 
 
 def test_what_differs_by_the_images_is_reported(place: Path) -> None:
-    """Random crops, dropped small images, several captions of one file."""
+    """Random crops, dropped small images."""
     own = {"crop_style": "random", "minimum_image_size": 256, "caption_strategy": "textfile"}
     found = read(place, [DATASET | own])
     assert keys_of(found, "changed") >= {
         "data_backend_config.crop_style", "data_backend_config.minimum_image_size",
-        "data_backend_config.disable_multiline_split",
     }  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def test_what_differs_by_the_images_is_reported(place: Path) -> None:
         ([EMBEDS], "no dataset of images is trained on"),
         ([DATASET | {"conditioning_data": "masks"}], "datasets of conditioning images"),
         ([DATASET | {"conditioning": {"type": "canny"}}], "out of the training images"),
-        ([DATASET | {"caption_strategy": "parquet"}], "caption_strategy is parquet"),
+        ([DATASET | {"caption_strategy": "csv"}], "caption_strategy is csv"),
         ([DATASET | {"type": "aws"}], "data_backend_config.type is aws"),
         ([DATASET | {"is_regularisation_data": True}], "the loss is that of the images alone"),
         ([DATASET | {"resolutoin": 5}], "did you mean data_backend_config.resolution"),

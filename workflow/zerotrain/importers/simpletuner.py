@@ -23,12 +23,8 @@ from zerotrain.importers.program import (
     put_until,
     simpletuner,
 )
-from zerotrain.importers.simpletuner_data import (
-    put_captions,
-    put_datasets,
-    put_resolution,
-    read_backends,
-)
+from zerotrain.importers.simpletuner_captions import CAPTIONS, put_captions, share_captions
+from zerotrain.importers.simpletuner_data import put_datasets, put_resolution, read_backends
 from zerotrain.importers.simpletuner_model import (
     DEFAULT,
     put_adapter,
@@ -256,14 +252,15 @@ def _put_data(arguments: dict[str, Any], path: Path | None, result: ImportedConf
             for dataset in found:
                 if "resolution" in dataset:
                     dataset.setdefault("resolution_type", kind)
+                share_captions(arguments, dataset)
             put_datasets(found, result)
     elif "instance_data_dir" in arguments:
         result.keep("instance_data_dir", arguments.pop("instance_data_dir"), "data.images")
-    captions = ("caption_strategy", "instance_prompt")
     if found:
-        result.ignore_all(arguments, captions, "the dataset says it")
+        reason = "counts for the datasets that do not say it themselves"
+        result.ignore_all(arguments, CAPTIONS, reason)
     else:
-        put_captions({n: arguments.pop(n) for n in captions if n in arguments}, result)
+        put_captions({n: arguments.pop(n) for n in CAPTIONS if n in arguments}, result)
     if given is not None and any("resolution" in dataset for dataset in found):
         result.ignore("resolution", given, "the dataset says it")
     elif given is not None:

@@ -14,11 +14,12 @@ from zerotrain.importers.image_sources import put_resolutions, source_names, sou
 from zerotrain.importers.imported_config import ImportedConfig, Outcome
 from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.keys import OWN_CACHE, SIMPLETUNER_DATASET
+from zerotrain.importers.simpletuner_captions import filters_by_dataset, put_captions, put_filters
 
 NAME = "data_backend_config"
 EMBEDS = ("text_embeds", "image_embeds", "conditioning_image_embeds")
-STRATEGIES = ("textfile", "filename", "instanceprompt")
 HUB = "data/{}"
+COLUMNS = ("image_column", "caption_column")
 FRAMING = (
     "the square at the centre of each image is trained on, so images that are no squares are "
     "framed otherwise"
@@ -53,10 +54,11 @@ def read_backends(path: Path, result: ImportedConfig) -> list[dict[str, Any]]:
         ) from error
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
         raise PipelineError(f"{path}: holds no list of datasets", hint="see DATALOADER.md")
+    filters = filters_by_dataset(found, path)
     images = []
     for entry in found:
         kind = entry.get("dataset_type", "image")
-        if kind in EMBEDS or entry.get("disabled") is True:
+        if kind in EMBEDS or entry.get("disabled", entry.get("disable")) is True:
             result.ignore(f"{NAME}: {entry.get('id')}", kind, OWN_CACHE)
         else:
             images.append(entry)
@@ -72,8 +74,14 @@ def read_backends(path: Path, result: ImportedConfig) -> list[dict[str, Any]]:
     datasets = []
     for entry in images:
         flat = read_keys({NAME: entry}, SIMPLETUNER_DATASET, str(path), result)
-        found = {key.removeprefix(f"{NAME}."): value for key, value in flat.items()}
-        datasets.append({**found, "id": str(entry.get("id") or "images")})
+        own = {key.removeprefix(f"{NAME}."): value for key, value in flat.items()}
+        datasets.append(
+            {
+                **own,
+                "id": str(entry.get("id") or "images"),
+                "filters": filters.get(entry.get("text_embeds"), []),
+            }
+        )
     return datasets
 
 
@@ -123,6 +131,7 @@ def _put_resolutions(
 def _put_dataset(found: Mapping[str, Any], at: str, result: ImportedConfig) -> None:
     result.attempt(_put_images, found, result, at)
     result.attempt(put_captions, found, result, f"{NAME}.", at)
+    result.attempt(put_filters, found.get("filters", ()), result, f"{NAME}.", at)
     if "repeats" in found:
         result.keep(
             f"{NAME}.repeats", found["repeats"], f"{at}repeats", found["repeats"] + 1,
@@ -171,14 +180,45 @@ def _put_images(found: Mapping[str, Any], result: ImportedConfig, at: str) -> No
     kind = found.get("type")
     if kind == "local" and "instance_data_dir" in found:
         result.keep(f"{NAME}.instance_data_dir", found["instance_data_dir"], f"{at}images")
+        result.note("kept", f"{NAME}.type", kind, "", "data.source")
     elif kind == "huggingface" and "dataset_name" in found:
-        put_hub_dataset(f"{NAME}.dataset_name", found["dataset_name"], result, at)
+        result.keep(f"{NAME}.type", kind, f"{at}source")
+        _put_table_on_disk(found, result, at)
     else:
         raise PipelineError(
             f"{NAME}.type is {kind}", hint="local with instance_data_dir, or huggingface"
         )
-    result.note("kept", f"{NAME}.type", kind, "", "data.source")
     result.values.setdefault("data.source", "folder")
+
+
+def _put_table_on_disk(found: Mapping[str, Any], result: ImportedConfig, at: str) -> None:
+    """Set the folder for a dataset of the hub as a table, and its columns.
+
+    Raises:
+        PipelineError: captions are not those of one column, or rows or parts of images are chosen.
+    """
+    name, split = found["dataset_name"], found.get("split", "train")
+    folder = HUB.format(name.rpartition("/")[2])
+    result.put(
+        "changed", f"{NAME}.dataset_name", name, f"{at}images", folder,
+        f"bring it there: datasets.load_dataset({name!r}, split={split!r})"
+        f".save_to_disk({folder!r})",
+    )  # fmt: skip
+    options = found.get("huggingface") or {}
+    columns = {key: options[key] for key in COLUMNS if key in options}
+    columns |= {key: found[key] for key in COLUMNS if key in found}
+    if others := sorted({*options} - {*COLUMNS, "width_column", "height_column"}):
+        raise PipelineError(
+            f"{NAME}.huggingface.{others[0]}: every row of {folder} is trained on, with one column "
+            "of captions",
+            hint="choose and change rows before save_to_disk, and take the key out",
+        )
+    for key, column in columns.items():
+        if not isinstance(column, str) or "." in column:
+            raise PipelineError(
+                f"{NAME}.{key} is {column!r}", hint="name one column, and no part of it"
+            )
+        result.keep(f"{NAME}.{key}", column, f"{at}{key}")
 
 
 def put_hub_dataset(key: str, name: str, result: ImportedConfig, at: str = "data.") -> None:
@@ -188,50 +228,6 @@ def put_hub_dataset(key: str, name: str, result: ImportedConfig, at: str = "data
         "changed", key, name, f"{at}images", folder,
         "images are read from a folder: save those of the dataset there",
     )  # fmt: skip
-
-
-def put_captions(
-    found: Mapping[str, Any], result: ImportedConfig, prefix: str = "", at: str = "data."
-) -> None:
-    """Set the source of the captions.
-
-    Args:
-        found: The keys of a dataset, or of the program.
-        result: Receives the keys of captions.
-        prefix: Prefix of the keys in messages.
-        at: Prefix of our keys.
-
-    Raises:
-        PipelineError: the captions are neither in files, in names, nor a common prompt.
-    """
-    strategy = found.get("caption_strategy")
-    prompt = found.get("instance_prompt")
-    if found.get("only_instance_prompt"):
-        result.note("kept", f"{prefix}only_instance_prompt", True, "", f"{at}caption_strategy")
-        strategy = "instanceprompt"
-    if strategy == "instance_prompt":
-        strategy = "instanceprompt"
-    if strategy is not None and strategy not in STRATEGIES:
-        raise PipelineError(
-            f"{prefix}caption_strategy is {strategy}", hint=f"one of {', '.join(STRATEGIES)}"
-        )
-    if strategy is not None:
-        result.keep(f"{prefix}caption_strategy", strategy, f"{at}caption_strategy")
-    elif found.get("type") == "local":
-        result.assume(f"{at}caption_strategy", "filename", "SimpleTuner's default")
-    if strategy == "instanceprompt":
-        if not prompt:
-            raise PipelineError(f"{prefix}instance_prompt is missing", hint="add it")
-        result.keep(f"{prefix}instance_prompt", prompt, f"{at}instance_prompt")
-    elif prompt is not None:
-        result.ignore(f"{prefix}instance_prompt", prompt, f"caption_strategy is {strategy}")
-    if strategy == "textfile":
-        split = not found.get("disable_multiline_split", False)
-        result.note(
-            "changed" if split else "kept", f"{prefix}disable_multiline_split", not split,
-            "a caption file of several lines is one caption here, not several to draw from"
-            if split else "a caption file is one caption", f"{at}caption_strategy",
-        )  # fmt: skip
 
 
 def put_resolution(key: str, given: float, kind: str, result: ImportedConfig) -> None:
