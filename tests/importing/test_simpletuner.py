@@ -128,6 +128,23 @@ def test_several_datasets_are_cached_from_as_they_are(place: Path) -> None:
     ]
 
 
+def test_a_probability_is_a_share_of_an_epoch(place: Path) -> None:
+    """Times the repeats; of one dataset it says nothing, and equal shares are refused."""
+    datasets = [
+        DATASET | {"probability": 0.25},
+        DATASET | {"repeats": 4, "probability": 0.5},
+        DATASET | {"repeats": 1, "probability": 1.5},
+        DATASET | {"probability": 1.0},
+    ]
+    found = read(place, datasets, data_backend_sampling="auto-weighting")
+    sources = found.nested()["data"]["sources"]
+    assert [one.get("repeats") for one in sources] == [0.25, 2.5, 3, None]
+    assert "repeats" not in read(place, datasets[:1]).nested()["data"]
+    with pytest.raises(PipelineError, match="data_backend_sampling is uniform"):
+        read(place, datasets, data_backend_sampling="uniform")
+    read(place, datasets[:1], data_backend_sampling="uniform")
+
+
 def test_what_differs_by_the_images_is_reported(place: Path) -> None:
     """Random crops, dropped small images."""
     own = {"crop_style": "random", "minimum_image_size": 256, "caption_strategy": "textfile"}
@@ -141,7 +158,7 @@ def test_what_differs_by_the_images_is_reported(place: Path) -> None:
     ("datasets", "message"),
     [
         ([DATASET, DATASET | {"crop": False}], "keep their shape, and those of others are squares"),
-        ([DATASET, DATASET | {"probability": 0.5}], "datasets are not drawn by weights here"),
+        ([DATASET, DATASET | {"probability": 0}], "probability is 0 in mine"),
         ([EMBEDS], "no dataset of images is trained on"),
         ([DATASET | {"conditioning_data": "masks"}], "datasets of conditioning images"),
         ([DATASET | {"conditioning": {"type": "canny"}}], "out of the training images"),

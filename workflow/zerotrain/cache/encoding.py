@@ -153,6 +153,7 @@ class Encoding:
             conditioning_sha256=tuple(one.image.image_sha256 for one in images) or None,
             empty_text=self.text_key("", seen) if seen else None,
             repeats=sample.repeats,
+            share=sample.share,
             is_regularisation_data=sample.is_regularisation_data,
             other_captions_sha256=tuple(map(caption_sha256, sample.other_captions)) or None,
             other_texts=tuple(self.text_key(one, seen) for one in sample.other_captions) or None,

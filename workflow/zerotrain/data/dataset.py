@@ -7,6 +7,7 @@ readers compare each image's hash with the manifest (as Source.image_of does).
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
+from zerotrain.data.order import epoch_part
 
 KIND = "dataset"
 
@@ -53,6 +55,8 @@ class Sample:
     """Name of its source, of several (data.sources)."""
     repeats: int = 1
     """How often an epoch has it, times the dataset's repeats."""
+    share: float = 1.0
+    """How often on average, if that is no whole number: of all such images an epoch has a part."""
     is_regularisation_data: bool = False
     other_captions: tuple[str, ...] = ()
     """More captions of a training image: each turn draws one of all."""
@@ -102,7 +106,10 @@ class Dataset(PublishedDataset[Sample]):
     @property
     def epoch_size(self) -> int:
         """Return the number of samples in an epoch: the train split with its repeats."""
-        return sum(sample.repeats for sample in self.split("train")) * self.repeats
+        train = self.split("train")
+        whole = sum(sample.repeats for sample in train if sample.share == 1)
+        shares = Counter(sample.share for sample in train if sample.share != 1)
+        return whole * self.repeats + epoch_part(shares)
 
     @property
     def conditioning_images(self) -> int:

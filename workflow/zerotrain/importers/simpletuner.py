@@ -48,6 +48,7 @@ SUBORDINATE = {
 }  # fmt: skip
 """Prefixes of keys that are read only together with another key."""
 BLOCK = "deepspeed_config"
+SAMPLING = "data_backend_sampling"
 
 
 def is_wrapped(found: Mapping[str, Any]) -> bool:
@@ -256,6 +257,7 @@ def _put_data(arguments: dict[str, Any], path: Path | None, result: ImportedConf
             put_datasets(found, result)
     elif "instance_data_dir" in arguments:
         result.keep("instance_data_dir", arguments.pop("instance_data_dir"), "data.images")
+    _check_sampling(arguments.pop(SAMPLING, None), len(found), result)
     if found:
         reason = "counts for the datasets that do not say it themselves"
         result.ignore_all(arguments, CAPTIONS, reason)
@@ -265,6 +267,18 @@ def _put_data(arguments: dict[str, Any], path: Path | None, result: ImportedConf
         result.ignore("resolution", given, "the dataset says it")
     elif given is not None:
         put_resolution("resolution", given, kind, result)
+
+
+def _check_sampling(given: str | None, datasets: int, result: ImportedConfig) -> None:
+    """Refuse datasets that are drawn equally often, whatever their sizes."""
+    if given == "uniform" and datasets > 1:
+        raise PipelineError(
+            f"{SAMPLING} is {given}: images of all datasets are drawn equally often here",
+            hint=f"take it out, and set repeats of each dataset; `--skip {SAMPLING}` as well",
+        )
+    if given is not None:
+        reason = "" if datasets > 1 else "there is one dataset"
+        result.note("kept", SAMPLING, given, reason, "data.repeats")
 
 
 def _put_validation(arguments: dict[str, Any], result: ImportedConfig) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from zerotrain.data.order import exact_share
 from zerotrain.errors import PipelineError
 from zerotrain.importers.image_sources import put_resolutions, source_names, source_prefixes
 from zerotrain.importers.imported_config import ImportedConfig, Outcome
@@ -66,11 +67,6 @@ def read_backends(path: Path, result: ImportedConfig) -> list[dict[str, Any]]:
         raise PipelineError(
             f"{path}: no dataset of images is trained on", hint="all are disabled, or of embeddings"
         )
-    if len(images) > 1 and any(entry.get("probability", 1) != 1 for entry in images):
-        raise PipelineError(
-            f"{path}: probability: datasets are not drawn by weights here",
-            hint="set repeats of each instead, or take probability out",
-        )
     datasets = []
     for entry in images:
         flat = read_keys({NAME: entry}, SIMPLETUNER_DATASET, str(path), result)
@@ -98,6 +94,7 @@ def put_datasets(datasets: Sequence[dict[str, Any]], result: ImportedConfig) -> 
         result.note("changed", NAME, None, MIXED, "data.sources")
     for found, prefix in zip(datasets, prefixes, strict=True):
         _put_dataset(found, prefix, result)
+        result.attempt(_put_repeats, found, prefix, result, several=len(datasets) > 1)
     with result.collect():
         _put_resolutions(datasets, prefixes, result)
     with result.collect():
@@ -132,16 +129,45 @@ def _put_dataset(found: Mapping[str, Any], at: str, result: ImportedConfig) -> N
     result.attempt(_put_images, found, result, at)
     result.attempt(put_captions, found, result, f"{NAME}.", at)
     result.attempt(put_filters, found.get("filters", ()), result, f"{NAME}.", at)
-    if "repeats" in found:
-        result.keep(
-            f"{NAME}.repeats", found["repeats"], f"{at}repeats", found["repeats"] + 1,
-            "an epoch sees each image once more than that",
-        )  # fmt: skip
     for name in ("maximum_image_size", "target_downsample_size"):
         if name in found:
             result.note("changed", f"{NAME}.{name}", found[name], FRAMING)
     if found.get("minimum_image_size"):
         result.note("changed", f"{NAME}.minimum_image_size", found["minimum_image_size"], DROPPED)
+
+
+def _put_repeats(
+    found: Mapping[str, Any], at: str, result: ImportedConfig, *, several: bool
+) -> None:
+    """Set how often an epoch has each image: repeats, of several datasets times probability.
+
+    SimpleTuner draws datasets by probability times their size, so that the shares are those.
+
+    Raises:
+        PipelineError: the probability is not above 0.
+    """
+    repeats, weight = found.get("repeats", 0) + 1, found.get("probability", 1)
+    if weight <= 0:
+        raise PipelineError(
+            f"{NAME}.probability is {weight:g} in {found['id']}",
+            hint="disabled: true leaves it out",
+        )
+    if not several and "probability" in found:
+        result.ignore(f"{NAME}.probability", weight, "there is one dataset")
+        weight = 1
+    exact = exact_share(repeats) * exact_share(weight)
+    rate = int(exact) if exact.denominator == 1 else float(exact)
+    if "repeats" in found:
+        reason = "an epoch sees each image once more than that"
+        reason += ", times probability" if weight != 1 else ""
+        result.keep(f"{NAME}.repeats", found["repeats"], f"{at}repeats", rate, reason)
+    if weight != 1:
+        result.put(
+            "changed", f"{NAME}.probability", weight, f"{at}repeats", rate,
+            "the share of an epoch; there datasets are drawn at random",
+        )  # fmt: skip
+    elif several and "probability" in found:
+        result.note("kept", f"{NAME}.probability", weight, "", f"{at}repeats")
 
 
 def _keeps_shape(found: Mapping[str, Any]) -> bool:

@@ -31,6 +31,7 @@ from zerotrain.data.files import DatasetFiles, walk
 from zerotrain.data.image_summary import format_summary, summarise_images
 from zerotrain.data.masks import check_mask
 from zerotrain.data.open import open_source
+from zerotrain.data.order import exact_share
 from zerotrain.data.source import BadImageError, Found, Source
 from zerotrain.data.text import read_conversations_of
 from zerotrain.data.transparency import read_alpha
@@ -186,9 +187,12 @@ def _of_source(part: ImageSourceConfig, repeats: int) -> dict[str, Any]:
     """Return what one of several sources says of an image that it has `repeats` times."""
     if not isinstance(part, SourceConfig):
         return {"repeats": repeats}  # data.repeats is that of the whole dataset
+    rate = repeats * exact_share(part.repeats)
+    whole = rate.denominator == 1
     return {
         "source": part.name,
-        "repeats": repeats * part.repeats,
+        "repeats": int(rate) if whole else 1,
+        "share": 1.0 if whole else float(rate),
         "is_regularisation_data": part.is_regularisation_data,
     }
 
