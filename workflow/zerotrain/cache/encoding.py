@@ -90,6 +90,7 @@ class Encoding:
         family: The base's family.
         base: The base model.
         reads: How the base uses conditioning images; None if it uses none.
+        device: Kind of the device in the keys; None for this machine's, which alone can encode.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Encoding:
         base: Artifact,
         *,
         reads: Conditioning | None = None,
+        device: str | None = None,
     ) -> None:
         self.settings = settings
         self.pixels = pixels
@@ -107,7 +109,7 @@ class Encoding:
         self.base = base
         self.dtype = settings.cache.dtype
         self.long_captions = settings.long_captions
-        self.device = device_type()
+        self.device = device or device_type()
         # A GPU that fits a text encoder in 16 bits may be too small for it in 32 bits.
         self.text_dtype = "fp32" if self.device == "cpu" else self.dtype
         self.source = open_source(settings.data)
@@ -127,7 +129,7 @@ class Encoding:
         self._conditioning: dict[str, tuple[str, Sequence[Located]]] = {}
         self._masks: dict[str, tuple[Sample, View, str]] = {}
         self._encoders: Encoders | None = None
-        self._gpu_bytes = device_bytes(self.device)
+        self._gpu_bytes = None if device else device_bytes(self.device)
 
     def entry(self, sample: Sample, view: View) -> Entry:
         """Return the entry for the index of a sample, of which the view is encoded."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -106,15 +106,20 @@ class Dataset(PublishedDataset[Sample]):
     @property
     def epoch_size(self) -> int:
         """Return the number of samples in an epoch: the train split with its repeats."""
-        train = self.split("train")
-        whole = sum(sample.repeats for sample in train if sample.share == 1)
-        shares = Counter(sample.share for sample in train if sample.share != 1)
-        return whole * self.repeats + epoch_part(shares)
+        return count_epoch(self.samples, self.repeats)
 
     @property
     def conditioning_images(self) -> int:
         """Return the number of conditioning images per sample."""
         return len(self.samples[0].conditioning) if self.samples else 0
+
+
+def count_epoch(samples: Iterable[Sample], repeats: int) -> int:
+    """Count the samples of an epoch: the train split with its repeats and the dataset's."""
+    train = [sample for sample in samples if sample.split == "train"]
+    whole = sum(sample.repeats for sample in train if sample.share == 1)
+    shares = Counter(sample.share for sample in train if sample.share != 1)
+    return whole * repeats + epoch_part(shares)
 
 
 def caption_sha256(caption: str) -> str:
