@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from zerotrain.cache import Cache, Entry, TokenCache, stacked
 from zerotrain.cache.reader import ON_HOST
-from zerotrain.config.token_routes import kept_tokens
-from zerotrain.config.training import TokenRoute
+from zerotrain.config.token_routes import TokenRoute, kept_tokens
 from zerotrain.data.draws import draw_routes, draw_sample, draw_variant
 from zerotrain.data.order import SampleOrder, repeat_in_rounds
 from zerotrain.launch.resolved import ResolvedPhase
