@@ -26,7 +26,7 @@ from zerotrain.pipeline.graph.parameters import JobParameters, option, options
 from zerotrain.pipeline.graph.resources import JobResources
 from zerotrain.pipeline.graph.runs import Runs, config_file
 from zerotrain.pipeline.terminal.handler import replace_output
-from zerotrain.pipeline.why.dry_run import first_lines
+from zerotrain.pipeline.why import first_lines
 
 if workflow.is_main_process:
     replace_output(workflow, first_lines)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from PIL import Image
 from tests.builders.caching import FakeFamily, Run
 from tests.builders.refusals import refused
 
-from zerotrain.cache import read_cache, stacked
+from zerotrain.cache import code, encoding, mask_scaling, read_cache, stacked
 from zerotrain.cache.orphans import orphan_shards
 from zerotrain.data.dataset import read_dataset
 from zerotrain.errors import PipelineError
@@ -102,6 +104,37 @@ def test_a_mask_image_is_cut_and_scaled_as_its_image(run, family, capsys):
     assert "19.png: mask 19.png in" in said
     assert "has 30x30 pixels and its image 43x30" in said
     assert "18.png: no mask: no 18.* in" in said
+
+
+def test_edited_code_of_masks_compares_them_alone(run, family, capsys, monkeypatch):
+    """Equal ones are kept, others are scaled again; without masks their code is in no digest."""
+    data = {"loss_mask": "alpha", "holdout": 0.0}
+    run.cache(name="plain", data={"holdout": 0.0})
+    run.cache(data=data)
+    codes = [
+        json.loads((run.folder / name / "records/encoding.json").read_text())["code"]
+        for name in ("plain", "cache")
+    ]
+    assert {*codes[1]} - {*codes[0]} == {"loss masks"}
+    assert {name: codes[1][name] for name in codes[0]} == codes[0]
+    digests = code.code_digests
+
+    def edited(*args, **given):
+        found = digests(*args, **given)
+        return found | ({"loss masks": "0" * 64} if "loss masks" in found else {})
+
+    monkeypatch.setattr(encoding, "code_digests", edited)
+    capsys.readouterr()
+    run.cache(data=data)
+    said = capsys.readouterr().out
+    assert re.search(r"code \w+ -> 0+\): \d+ loss masks are kept", said)
+    assert "latents are" not in said
+    read = mask_scaling.read_mask
+    monkeypatch.setattr(mask_scaling, "read_mask", lambda *args: 1 - read(*args))
+    run.cache(data=data)
+    said = capsys.readouterr().out
+    assert "loss masks are encoded again; those of" in said
+    assert "encoded 0 of 20 latents" in said
 
 
 def test_a_background_is_behind_transparent_images_alone(run, family, capsys):

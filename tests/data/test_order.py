@@ -60,6 +60,31 @@ def test_a_step_depends_on_the_seed_and_its_number_alone():
     assert steps(8, 60, seed=8) != expected
 
 
+def test_a_share_advances_its_bucket_by_a_part_of_it():
+    """In each epoch a quarter, another each time, and the other buckets as a whole."""
+    buckets, shares = [np.arange(6), np.arange(6, 14), np.arange(14, 19)], [1.0, 0.25, 2.5]
+    order, epoch = SampleOrder(3, buckets, 1, shares=shares), 6 + 2 + 12.5
+    places = [order.place(position)[1] for position in range(int(8 * epoch))]
+    for number in range(0, 8, 2):
+        counts = Counter(places[int(number * epoch) : int((number + 2) * epoch)])
+        assert [counts[place] for place in buckets[0]] == [2] * 6
+        assert [counts[place] for place in buckets[2]] == [5] * 5
+        assert sum(counts[place] for place in buckets[1]) == 4
+    assert [Counter(places)[place] for place in buckets[1]] == [2] * 8
+    backwards = [order.place(position)[1] for position in reversed(range(len(places)))]
+    assert backwards[::-1] == places
+
+
+def test_whole_shares_change_nothing():
+    """A list of ones is the default, and a share joins without another order of the others."""
+    plain = SampleOrder(7, BUCKETS, 4)
+    ones = SampleOrder(7, BUCKETS, 4, shares=[1.0] * 4)
+    assert [ones.place(p) for p in range(400)] == [plain.place(p) for p in range(400)]
+    more = SampleOrder(7, [*BUCKETS, np.arange(47, 57)], 4, shares=[1.0] * 4 + [0.5])
+    drawn = [more.place(p) for p in range(440)]
+    assert [one for one in drawn if one[1] < 47][:380] == [plain.place(p) for p in range(380)]
+
+
 def test_buckets_are_mixed():
     """The batches of the large buckets do not come in one block of an epoch."""
     followed = [bucket_of(step[0][1]) for step in steps(4, 200)]

@@ -148,6 +148,32 @@ def test_each_source_has_its_resolution_and_flips(folders):
     }
 
 
+def test_fractional_repeats_take_other_images_in_each_epoch(folders):
+    """A share is in the manifest and the index only where it is no whole number; kohya's number of
+    a folder counts, too."""
+    (folders / "tree").mkdir()
+    (folders / "dogs").rename(folders / "tree/5_dogs")
+    data = sources(folders, repeats=0.5, folder_repeats=True)
+    data["sources"][0]["repeats"] = "2.0"
+    data["sources"][1]["images"] = str(folders / "tree")
+    found = prepare(folders, data)
+    assert [(one.repeats, one.share) for one in found.samples] == [(2, 1.0)] * 3 + [(1, 2.5)] * 2
+    assert {"share"} & {*found.artifact.content["samples"][0]} == set()
+    assert found.epoch_size == 6 + 5
+    data["sources"][1]["repeats"] = 0.1
+    run = make_run(family="qwen_image", vae="identity", data=data)
+    cache = encode_pixels(parse_config(run, "test"), SIDE, folders / "made")
+    phase = _phase(cache.entries, 1)
+    batches = Batches(cache, phase)
+    names = [batches.name(position) for position in range(2 * 7)]
+    cats = {f"cats/{n}.png": 4 for n in range(3)}
+    assert Counter(names) == cats | {f"dogs/5_dogs/{n}.png": 1 for n in (3, 4)}
+    assert batches.describe_small_buckets() is None
+    said = Batches(cache, phase.with_values(global_batch_size=4)).describe_small_buckets()
+    assert said
+    assert said.startswith("images with repeats: 0.5 have batches of their own, and 2 of 16x16 are")
+
+
 def _phase(entries: Sequence[Entry], batch: int) -> ResolvedPhase:
     phase = make_tiny_phase("a", "torch", 4).with_values(global_batch_size=batch)
     epoch_size = sum(one.repeats for one in entries)
@@ -215,6 +241,7 @@ def test_errors_name_the_source_and_its_key(folders):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
+        ({"repeats": 0.5}, "repeats"),
         ({"repeats": 2}, "with sources, repeats is a key of each of them; move it there"),
         ({"images": "x"}, "with sources, images is a key of each of them; move it there"),
         ({"source": "digits"}, "source: digits is read alone; remove it, or sources"),

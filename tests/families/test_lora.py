@@ -23,7 +23,7 @@ from tests.builders.adapters import (
 from tests.builders.images import draw_house
 
 from zerotrain.config.models import EvaluateConfig
-from zerotrain.config.training import LoraConfig
+from zerotrain.config.trained_part import LoraConfig
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.lora import ADAPTER, METADATA, add_adapter, save_adapter
 from zerotrain.models.families.sdxl import FAMILY

@@ -88,7 +88,7 @@ def replaced(path: str, images: Path) -> RunConfig:
     found = imported.nested()
     assert found["family"]
     found |= {"run": "case", "base": "nano"}
-    found["data"] = {**found.get("data", {}), "images": str(images)}
+    found["data"] = {**found.get("data", {}), "source": "folder", "images": str(images)}
     found["train"] = {**found["train"], "resolution": SIDE, "log_every": 1}
     if isinstance(found["phases"][0]["until"], int):  # the schedule is that of the whole
         found["train"].setdefault("lr_scheduler_steps", found["phases"][0]["until"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,32 @@ def test_caption_options_and_masks_are_those_of_this_program(toml):
     assert {one.key for one in found.notes if one.outcome == "changed"} >= {"shuffle_caption"}
 
 
+def test_separators_without_variants(toml):
+    """A group of tags is written out; a separator of kept tags has no effect in kohya's scripts."""
+    found = read(
+        toml, ("keep_tokens = 1", 'keep_tokens_separator = "|||"\nsecondary_separator = ";;;"')
+    )
+    assert found.nested()["data"]["sources"][0]["caption_replacements"] == {";;;": ","}
+    assert "keep_tokens_separator" in {one.key for one in found.notes if one.outcome == "no-op"}
+
+
+def test_a_json_says_the_same(toml):
+    import tomllib
+
+    expected = read(toml).nested()
+    Path("dataset.json").write_text(json.dumps(tomllib.loads(TOML)))
+    assert import_file(Path("dataset.json")).nested() == expected
+
+
+def test_images_of_subfolders_are_reported(toml):
+    """kohya's scripts read a folder alone."""
+    write_pictures(Path("reg/1_dog/more"), ["x"], count=2)
+    Path("reg/1_dog/more/0.txt").unlink()
+    Path("reg/1_dog/more/1.txt").unlink()
+    [told] = [one.reason for one in read(toml).notes if one.key == "image_dir" and one.reason]
+    assert told.startswith("2 images in subfolders of reg/1_dog are trained on, too")
+
+
 def test_buckets_are_those_of_kohyas_scripts():
     """make_bucket_resolutions((512, 512)) of sd-scripts, by its page of numbers."""
     assert bucket_sizes(512, 256, 1024, 64) == [
@@ -138,6 +165,14 @@ def test_buckets_are_those_of_kohyas_scripts():
     ("edit", "message"),
     [
         (("keep_tokens = 1", "enable_wildcard = true"), "enable_wildcard: True cannot be honoured"),
+        (
+            ("keep_tokens = 1", 'keep_tokens_separator = "|"\nshuffle_caption = true'),
+            "keep_tokens_separator: '|' cannot be honoured",
+        ),
+        (
+            ("keep_tokens = 1", 'secondary_separator = ";"\nshuffle_caption = true'),
+            "secondary_separator: ';' cannot be honoured",
+        ),
         (("keep_tokens = 1", "keep_token = 1"), "did you mean keep_tokens"),
         (("resolution = [16, 16]", "resolution = [16, 24]"), "16x24 is no square"),
         (("resolution = 32", "enable_bucket = true\nresolution = 32"), "some datasets only"),

@@ -63,8 +63,9 @@ def keys_of(found: ImportedConfig, outcome: str) -> set[str]:
             },
         ),
         (
-            {"type": "huggingface", "dataset_name": "people/dogs"},
-            {"images": "data/dogs", "source": "folder", "caption_strategy": "filename"},
+            {"type": "huggingface", "dataset_name": "people/dogs",
+             "caption_strategy": "huggingface", "huggingface": {"caption_column": "long"}},
+            {"images": "data/dogs", "source": "huggingface", "caption_column": "long"},
         ),
     ],
 )  # fmt: skip
@@ -112,8 +113,8 @@ def test_several_datasets_are_cached_from_as_they_are(place: Path) -> None:
         "source": "folder",
         "sources": [
             {"name": "mine", "images": "photos", "caption_strategy": "filename"},
-            {"name": "small-ones", "images": "small", "caption_strategy": "textfile", "repeats": 3,
-             "resolution": 16},
+            {"name": "small-ones", "images": "small", "caption_strategy": "textfile",
+             "multiline_captions": "split", "repeats": 3, "resolution": 16},
         ],
     }  # fmt: skip
     assert found["train"]["resolution"] == 32
@@ -127,13 +128,29 @@ def test_several_datasets_are_cached_from_as_they_are(place: Path) -> None:
     ]
 
 
+def test_a_probability_is_a_share_of_an_epoch(place: Path) -> None:
+    """Times the repeats; of one dataset it says nothing, and equal shares are refused."""
+    datasets = [
+        DATASET | {"probability": 0.25},
+        DATASET | {"repeats": 4, "probability": 0.5},
+        DATASET | {"repeats": 1, "probability": 1.5},
+        DATASET | {"probability": 1.0},
+    ]
+    found = read(place, datasets, data_backend_sampling="auto-weighting")
+    sources = found.nested()["data"]["sources"]
+    assert [one.get("repeats") for one in sources] == [0.25, 2.5, 3, None]
+    assert "repeats" not in read(place, datasets[:1]).nested()["data"]
+    with pytest.raises(PipelineError, match="data_backend_sampling is uniform"):
+        read(place, datasets, data_backend_sampling="uniform")
+    read(place, datasets[:1], data_backend_sampling="uniform")
+
+
 def test_what_differs_by_the_images_is_reported(place: Path) -> None:
-    """Random crops, dropped small images, several captions of one file."""
+    """Random crops, dropped small images."""
     own = {"crop_style": "random", "minimum_image_size": 256, "caption_strategy": "textfile"}
     found = read(place, [DATASET | own])
     assert keys_of(found, "changed") >= {
         "data_backend_config.crop_style", "data_backend_config.minimum_image_size",
-        "data_backend_config.disable_multiline_split",
     }  # fmt: skip
 
 
@@ -141,11 +158,11 @@ def test_what_differs_by_the_images_is_reported(place: Path) -> None:
     ("datasets", "message"),
     [
         ([DATASET, DATASET | {"crop": False}], "keep their shape, and those of others are squares"),
-        ([DATASET, DATASET | {"probability": 0.5}], "datasets are not drawn by weights here"),
+        ([DATASET, DATASET | {"probability": 0}], "probability is 0 in mine"),
         ([EMBEDS], "no dataset of images is trained on"),
         ([DATASET | {"conditioning_data": "masks"}], "datasets of conditioning images"),
         ([DATASET | {"conditioning": {"type": "canny"}}], "out of the training images"),
-        ([DATASET | {"caption_strategy": "parquet"}], "caption_strategy is parquet"),
+        ([DATASET | {"caption_strategy": "csv"}], "caption_strategy is csv"),
         ([DATASET | {"type": "aws"}], "data_backend_config.type is aws"),
         ([DATASET | {"is_regularisation_data": True}], "the loss is that of the images alone"),
         ([DATASET | {"resolutoin": 5}], "did you mean data_backend_config.resolution"),

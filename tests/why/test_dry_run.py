@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from zerotrain.pipeline.why import causes, dry_run
+from zerotrain.pipeline.why import causes, first_lines
 from zerotrain.pipeline.why.causes import Cause, Plan
 
 
@@ -15,7 +15,7 @@ def test_a_dry_run_shows_at_most_nine_lines(monkeypatch):
         monkeypatch.setattr(
             causes, "find_causes", lambda dag, reasons, every=every: Plan([], every, {}, {})
         )
-        lines = dry_run.first_lines(None, {})
+        lines = first_lines(None, {})
         assert lines[:8] == [f"why: cause {place}" for place in range(8)]
         assert (len(lines), lines[-1]) == (min(number, 9), last)
 

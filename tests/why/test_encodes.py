@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from tests.builders.caching import SIDE, FakeFamily, Run
 
-from zerotrain.data.dataset import read_dataset
+from zerotrain.artifact import file_sha256
+from zerotrain.config.stage_settings import CacheSettings
+from zerotrain.models import families
 from zerotrain.pipeline.why.encodes import Encodes, count_encodes
 from zerotrain.pipeline.why.samples import compare_samples
 from zerotrain.stages import cache_latents as stage
@@ -21,18 +24,24 @@ BUCKETS = {"alignment": 8, "min_aspect": 0.25, "max_aspect": 4.0}
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Twenty images with three captions, in a cache."""
     monkeypatch.setattr(stage, "load_family", lambda name: FakeFamily())
+    monkeypatch.setattr(families, "load_family", lambda name: FakeFamily())
     run = Run(tmp_path)
     run.cache()
     return run
 
 
-def foresee(run: Run, data: dict[str, object] | None = None, **given) -> Encodes:
+def foresee(
+    run: Run,
+    data: dict[str, object] | None = None,
+    cached: dict[str, object] | None = None,
+    **given,
+) -> Encodes:
     """What `zerotrain why` says before the stage runs."""
-    config, dataset = run.config(data or {}), run.folder / "dataset"
+    config, dataset = run.config(data or {}, **(cached or {})), run.folder / "dataset"
     changes = compare_samples(config.data, dataset)
     assert changes is not None
-    former = read_dataset(dataset).samples
-    return count_encodes(run.folder / "cache", SIDE, changes.samples, former, config.data, **given)
+    cache, settings = run.folder / "cache", CacheSettings.of(config)
+    return count_encodes(cache, SIDE, changes.samples, settings, run.folder / "base", **given)
 
 
 def encoded(text: str) -> tuple[int, ...]:
@@ -135,8 +144,57 @@ def test_the_count_of_damaged_shards_and_other_encoders(run):
     each = [foresee(run, damaged={shard.name}).images for shard in shards]
     assert min(each) > 0
     assert sum(each) == 20
-    assert foresee(run, changed={"cache.dtype"}).images == 20
-    found = foresee(run, changed={"cache.max_sequence_length"})
+    assert foresee(run, cached={"dtype": "bf16"}).images == 20
+    run.train = {"long_captions": "chunk"}
+    found = foresee(run)
     assert (found.images, found.captions) == (0, 3)
     again = str(foresee(run, again={"captions"}))
     assert again == "encodes 0 of 20 images and up to 3 of 3 captions"
+
+
+def test_orphans_and_unfinished_shards_count_as_cached(run, capsys):
+    """What was removed and comes back, a dtype that is switched back, a stopped encoding; new
+    images of a shape that no sample has are read for that."""
+    image, caption = (run.images / f"03.{suffix}" for suffix in ("png", "txt"))
+    held = image.read_bytes()
+    edit_image(run)
+    caption.write_text("a new caption")
+    run.cache()
+    image.write_bytes(held)
+    caption.write_text("house 0")
+    found = foresee(run)
+    assert (found.images, found.captions) == (0, 0)
+    run.cache(dtype="bf16")
+    assert foresee(run).images == 0
+    assert foresee(run, cached={"dtype": "fp16"}).images == 20
+    cache = run.folder / "cache"
+    (cache / "partial").mkdir()
+    shard = next(cache.glob("latents-*"))
+    digest = file_sha256(shard)
+    shard.rename(cache / "partial" / f"{digest}.safetensors")
+    assert foresee(run, cached={"dtype": "bf16"}, damaged={shard.name}).images == 0
+    for left in ("partial", "orphans"):
+        shutil.rmtree(cache / left)
+    run.cache(dtype="bf16")
+    capsys.readouterr()
+    run.cache()
+    assert encoded(capsys.readouterr().out)[0] == foresee(run, cached={"dtype": "fp16"}).images
+
+
+def test_another_background_encodes_the_transparent_images(run, capsys):
+    """And no opaque one, also when they are new, or had another colour before."""
+    for name, alpha in (("03", 0), ("04", 255), ("05", 10)):
+        Image.new("RGBA", (30, 40), (200, 0, 0, alpha)).save(run.images / f"{name}.png")
+    run.cache()
+    for colour in ("#00ff00", "#0000ff", "#ffffff"):
+        data = {"transparent_background": colour}
+        found = foresee(run, data)
+        capsys.readouterr()
+        run.cache(data=data)
+        assert found.images == encoded(capsys.readouterr().out)[0]
+        assert found.images == (0 if colour == "#ffffff" else 2)
+    Image.new("RGBA", (31, 40), (200, 0, 0, 0)).save(run.images / "04.png")
+    data = {"transparent_background": "#0000ff"}
+    found = foresee(run, data)
+    run.cache(data=data)
+    assert found.images == encoded(capsys.readouterr().out)[0] == 1

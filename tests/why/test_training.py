@@ -10,7 +10,7 @@ from tests.builders.runs import make_config
 
 from zerotrain import artifact
 from zerotrain.pipeline.terminal.changes import Change
-from zerotrain.pipeline.why import past
+from zerotrain.pipeline.why import estimates
 from zerotrain.pipeline.why.training import foresee_training
 
 RATE = Change("train.learning_rate", 0.001, 0.002, "a")
@@ -88,7 +88,7 @@ def test_seconds_of_a_step_are_those_of_the_phase_alone(tmp_path):
     (tmp_path / "progress").mkdir()
     log = tmp_path / "progress/metrics.jsonl"
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert past.seconds_per_step(tmp_path) == 0.5
-    assert past.trained_seconds(tmp_path) == 17.0
+    assert estimates.seconds_per_step(tmp_path) == 0.5
+    assert estimates.trained_seconds(tmp_path) == 17.0
     log.write_text('{"phase": "torn')
-    assert past.seconds_per_step(tmp_path) is None
+    assert estimates.seconds_per_step(tmp_path) is None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerotrain.artifact.sources import code_digest
-from zerotrain.models.encoding_code import BATCHES, BUCKETS, CROP
+from zerotrain.models.encoding_code import BATCHES, BUCKETS, CROP, MASKS
 
 if TYPE_CHECKING:
     from zerotrain.data.source import Source
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zerotrain.models.families.diffusion import DiffusionFamily
     from zerotrain.models.families.language import LanguageFamily
 
-IMAGES, TEXTS, TOKENS = "images", "texts", "tokens"
+IMAGES, TEXTS, TOKENS, LOSS_MASKS = "images", "texts", "tokens", "loss masks"
 """Groups of series whose numbers depend on the same code."""
 
 
@@ -44,13 +44,16 @@ def text_modules(
 
 
 def code_digests(
-    source: Source, family: DiffusionFamily, reads: Conditioning | None
+    source: Source, family: DiffusionFamily, reads: Conditioning | None, *, masks: bool
 ) -> dict[str, str]:
-    """Compute the digest of the code of each group of an image cache."""
-    return {
+    """Compute the digest of the code of each group of an image cache, which may have masks."""
+    found = {
         IMAGES: code_digest(*set(image_modules(source, family))),
         TEXTS: code_digest(*set(text_modules(source, family, reads))),
     }
+    if masks:
+        found[LOSS_MASKS] = code_digest(*{*source.pixel_modules, BUCKETS, *MASKS})
+    return found
 
 
 def tokenising_digests(family: LanguageFamily) -> dict[str, str]:

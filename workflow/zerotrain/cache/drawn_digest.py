@@ -13,7 +13,7 @@ from typing import Any
 from zerotrain.cache.layout import OPTIONAL, Entry
 
 OTHERS = (
-    *("repeats", "other_captions_sha256", "other_crops"),
+    *("repeats", "share", "other_captions_sha256", "other_crops"),
     *("loss_weight", "background", "mask_sha256"),
 )
 """What else a turn of a sample can draw, and how it counts."""

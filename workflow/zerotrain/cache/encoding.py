@@ -19,15 +19,15 @@ from zerotrain.cache.keys import (
     Encoder,
     conditioning_key,
     latents_key,
-    mask_key,
     pixels_digest,
     text_key,
 )
-from zerotrain.cache.layout import LATENTS, MASK, Entry
+from zerotrain.cache.layout import LATENTS, Entry
+from zerotrain.cache.mask_scaling import Masks
 from zerotrain.cache.precision import full_precision
 from zerotrain.cache.prompts import PromptKeys
 from zerotrain.cache.reuse import Group
-from zerotrain.cache.writer import StoredShards, Tensors
+from zerotrain.cache.writer import Tensors
 from zerotrain.config.section import ConditionedPrompt
 from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.buckets import Size, View, other_views
@@ -35,7 +35,6 @@ from zerotrain.data.conditioning_file import read_conditioning_images
 from zerotrain.data.crop import centre_crop, crop_and_resize, to_pixels
 from zerotrain.data.dataset import ConditioningImage, Sample, caption_sha256
 from zerotrain.data.folder import FolderSource
-from zerotrain.data.masks import read_mask
 from zerotrain.data.open import open_source
 from zerotrain.data.source import Source
 from zerotrain.errors import PipelineError
@@ -90,6 +89,7 @@ class Encoding:
         family: The base's family.
         base: The base model.
         reads: How the base uses conditioning images; None if it uses none.
+        device: Kind of the device in the keys; None for this machine's, which alone can encode.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class Encoding:
         base: Artifact,
         *,
         reads: Conditioning | None = None,
+        device: str | None = None,
     ) -> None:
         self.settings = settings
         self.pixels = pixels
@@ -107,12 +108,12 @@ class Encoding:
         self.base = base
         self.dtype = settings.cache.dtype
         self.long_captions = settings.long_captions
-        self.device = device_type()
+        self.device = device or device_type()
         # A GPU that fits a text encoder in 16 bits may be too small for it in 32 bits.
         self.text_dtype = "fp32" if self.device == "cpu" else self.dtype
         self.source = open_source(settings.data)
         self._in_prompt = reads is not None and reads.in_prompt
-        self.code = code_digests(self.source, family, reads)
+        self.code = code_digests(self.source, family, reads, masks=settings.data.has_masks)
         """Digest of the code of each group, by its name; not part of the keys."""
         self._image_encoder = self._encoder(family.image_parts, IMAGES_DTYPE)
         self._text_encoder = self._encoder(family.text_parts, self.text_dtype)
@@ -125,15 +126,18 @@ class Encoding:
         self._samples: dict[str, tuple[Sample, View, bool]] = {}
         self._captions: dict[str, tuple[str, Sequence[Located]]] = {}
         self._conditioning: dict[str, tuple[str, Sequence[Located]]] = {}
-        self._masks: dict[str, tuple[Sample, View, str]] = {}
+        self.masks = Masks(self.source, self.dtype)
         self._encoders: Encoders | None = None
-        self._gpu_bytes = device_bytes(self.device)
+        self._gpu_bytes = None if device else device_bytes(self.device)
 
     def entry(self, sample: Sample, view: View) -> Entry:
         """Return the entry for the index of a sample, of which the view is encoded."""
         flips = self.settings.data.part_of(sample.file).random_flip and sample.split == "train"
         others = other_views(sample, view, self.settings.data.aspect_buckets)
-        masks = self._mask_keys(sample, [view, *others])
+        masks = self.masks.keys(
+            sample,
+            [(one, self._latents_key(sample, one, flipped=False)) for one in (view, *others)],
+        )
         images = self._located(sample)
         seen = images if self._in_prompt else ()
         return Entry(
@@ -153,6 +157,7 @@ class Encoding:
             conditioning_sha256=tuple(one.image.image_sha256 for one in images) or None,
             empty_text=self.text_key("", seen) if seen else None,
             repeats=sample.repeats,
+            share=sample.share,
             is_regularisation_data=sample.is_regularisation_data,
             other_captions_sha256=tuple(map(caption_sha256, sample.other_captions)) or None,
             other_texts=tuple(self.text_key(one, seen) for one in sample.other_captions) or None,
@@ -185,16 +190,6 @@ class Encoding:
         self, sample: Sample, views: Iterable[View], *, flipped: bool
     ) -> tuple[str, ...] | None:
         return tuple(self._latents_key(sample, view, flipped=flipped) for view in views) or None
-
-    def _mask_keys(self, sample: Sample, views: Iterable[View]) -> list[str]:
-        if sample.mask_sha256 is None:
-            return []
-        found = []
-        for view in views:
-            latents = self._latents_key(sample, view, flipped=False)
-            found.append(mask_key(sample.mask_sha256, latents))
-            self._masks[found[-1]] = (sample, view, latents)
-        return found
 
     def _latents_key(self, sample: Sample, view: View, *, flipped: bool) -> str:
         key = latents_key(
@@ -263,18 +258,6 @@ class Encoding:
         """
         found = self._encoded_conditioning(keys)
         return progress(found, len(keys), "encoding conditioning images", "sample")
-
-    def masks(self, keys: Sequence[str], stored: StoredShards) -> Iterator[Tensors]:
-        """Scale the loss mask of each key returned by entry() to its latents, which are stored.
-
-        Raises:
-            PipelineError: a mask changed since prepare_dataset.
-        """
-        for key in keys:
-            sample, view, latents = self._masks[key]
-            height, width = stored.tensors(latents)[LATENTS].shape[-2:]
-            mask = torch.from_numpy(read_mask(self.source, sample, view, (width, height)))
-            yield {MASK: self._finished(mask, f"mask of {sample.file}")}
 
     def text(self, keys: Sequence[str]) -> Iterator[Tensors]:
         """Encode the caption of each key returned by text_key() or entry().

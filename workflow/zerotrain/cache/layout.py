@@ -63,6 +63,8 @@ class Entry:
     """Key of the empty caption with its conditioning images, if the text encoder sees them."""
     repeats: int = 1
     """How often an epoch has it, times the index's repeats."""
+    share: float = 1.0
+    """How often on average, if that is no whole number."""
     is_regularisation_data: bool = False
     other_captions_sha256: tuple[str, ...] | None = None
     """Digests of its other captions, of which a turn can draw one."""

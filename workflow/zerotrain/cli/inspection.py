@@ -44,9 +44,9 @@ def why(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what would run, why, and what it costs in time and disk; change nothing."""
-    from zerotrain.pipeline.why.command import why
+    from zerotrain.pipeline.why.report import why
 
-    print(why(target, config, json=json), end="")
+    print(why(target, config, as_json=json), end="")
 
 
 def trace(

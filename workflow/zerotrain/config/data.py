@@ -174,6 +174,11 @@ class DataConfig(ImageSourceConfig):
         return self.sources or [self]
 
     @property
+    def has_masks(self) -> bool:
+        """Whether samples may have loss masks."""
+        return any(one.loss_mask or one.mask_images for one in self.parts)
+
+    @property
     def place(self) -> str:
         """Where samples come from, for messages: a folder, a file, names of sources."""
         names = ", ".join(one.name for one in self.sources or ())

@@ -5,7 +5,14 @@ from __future__ import annotations
 import operator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+    model_validator,
+)
 
 from zerotrain.config.captions import CaptionConfig
 from zerotrain.config.image_options import ImageOptions
@@ -166,12 +173,28 @@ class ImageSourceConfig(CaptionConfig, ImageOptions):
         return self
 
 
+def _plain_number(value: float) -> float:
+    """Return a whole number as int: 10 is recorded as 10, and 10.0 says the same."""
+    return int(value) if float(value).is_integer() else value
+
+
+Repeats = Annotated[
+    float, AfterValidator(_plain_number), PlainSerializer(_plain_number, return_type=int | float)
+]
+
+
 class SourceConfig(ImageSourceConfig):
     """One of several sources of images, whose samples are named `<name>/<file>`."""
 
     name: Name = Field(description="Name of the source, different from those of the others.")
     source: Literal["folder", "huggingface", "webdataset"] = Field(
         "folder", description="What `images` holds, as for `data.source`."
+    )
+    repeats: Repeats = Field(  # type: ignore[assignment]
+        1,
+        gt=0,
+        description="How often an epoch sees each sample. 0.25 takes a quarter of the images in "
+        "each epoch, others each time; 2.5 each image two or three times.",
     )
     resolution: Side | None = Field(
         None,

@@ -28,7 +28,8 @@ from zerotrain.config.section import (
     is_none,
 )
 from zerotrain.config.suggestions import known_names
-from zerotrain.config.training import LoraConfig, Pattern, TrainConfig
+from zerotrain.config.trained_part import LoraConfig, Pattern
+from zerotrain.config.training import TrainConfig
 from zerotrain.config.validation import ValidationConfig
 from zerotrain.errors import PipelineError
 

@@ -20,7 +20,8 @@ from zerotrain.config.models import (
     RunSections,
 )
 from zerotrain.config.section import ConditionedPrompt, Section
-from zerotrain.config.training import LoraConfig, ParamGroup, TrainConfig
+from zerotrain.config.trained_part import LoraConfig, ParamGroup
+from zerotrain.config.training import TrainConfig
 
 
 @dataclass(frozen=True)

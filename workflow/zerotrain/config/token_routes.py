@@ -6,7 +6,32 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from pydantic import Field
+
+from zerotrain.config.section import Section, Whole
 from zerotrain.errors import PipelineError
+
+
+class TokenRoute(Section):
+    """A range of layers that a share of the image's tokens passes by."""
+
+    selection_ratio: float = Field(ge=0, lt=1, description="Share of the tokens that pass by.")
+    start_layer_idx: Whole = Field(
+        description="First layer of the range, counted from 0, or from the end: -1 is the last."
+    )
+    end_layer_idx: Whole = Field(description="Last layer of the range, counted in the same way.")
+
+
+class TreadConfig(Section):
+    """TREAD: image tokens, drawn at random, that pass a range of layers by in training.
+
+    Krause et al., "TREAD: Token Routing for Efficient Architecture-agnostic Diffusion Training"
+    (2025), https://arxiv.org/abs/2501.04765.
+    """
+
+    routes: list[TokenRoute] = Field(
+        min_length=1, description="The ranges, one after the other; none overlaps another."
+    )
 
 
 def route_layers(routes: Sequence[Mapping[str, Any]], layers: int) -> list[range]:

@@ -7,13 +7,15 @@ readers compare each image's hash with the manifest (as Source.image_of does).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
+from zerotrain.data.order import epoch_part
 
 KIND = "dataset"
 
@@ -53,6 +55,8 @@ class Sample:
     """Name of its source, of several (data.sources)."""
     repeats: int = 1
     """How often an epoch has it, times the dataset's repeats."""
+    share: float = 1.0
+    """How often on average, if that is no whole number: of all such images an epoch has a part."""
     is_regularisation_data: bool = False
     other_captions: tuple[str, ...] = ()
     """More captions of a training image: each turn draws one of all."""
@@ -102,12 +106,20 @@ class Dataset(PublishedDataset[Sample]):
     @property
     def epoch_size(self) -> int:
         """Return the number of samples in an epoch: the train split with its repeats."""
-        return sum(sample.repeats for sample in self.split("train")) * self.repeats
+        return count_epoch(self.samples, self.repeats)
 
     @property
     def conditioning_images(self) -> int:
         """Return the number of conditioning images per sample."""
         return len(self.samples[0].conditioning) if self.samples else 0
+
+
+def count_epoch(samples: Iterable[Sample], repeats: int) -> int:
+    """Count the samples of an epoch: the train split with its repeats and the dataset's."""
+    train = [sample for sample in samples if sample.split == "train"]
+    whole = sum(sample.repeats for sample in train if sample.share == 1)
+    shares = Counter(sample.share for sample in train if sample.share != 1)
+    return whole * repeats + epoch_part(shares)
 
 
 def caption_sha256(caption: str) -> str:

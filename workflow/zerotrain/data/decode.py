@@ -6,7 +6,7 @@ import io
 import warnings
 from collections.abc import Iterator
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from zerotrain.data.source import BadImageError
 
@@ -29,6 +29,8 @@ FORMATS = {
 which is a program for a PostScript interpreter."""
 PREFIX_BYTES = 16
 """Number of bytes by which Pillow distinguishes formats."""
+FIRST_TURNED = 5
+"""EXIF's first orientation in which width and height are exchanged."""
 PART_PIXELS = 2**20
 """Number of pixels that are converted at a time where a conversion takes memory."""
 
@@ -61,6 +63,20 @@ def decode(data: bytes, background: str = "#ffffff") -> Image.Image:
     except Image.DecompressionBombError as error:
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
         raise BadImageError(f"more than {limit:,} pixels, a possible decompression bomb") from error
+    except Exception as error:  # Pillow's plugins raise any error on broken files
+        raise BadImageError(f"unreadable image ({error or type(error).__name__})") from error
+
+
+def read_size(data: bytes) -> tuple[int, int]:
+    """Return the upright width and height of an image from its header.
+
+    Raises:
+        BadImageError: there is no readable header.
+    """
+    try:
+        with Image.open(io.BytesIO(data), formats=[*FORMATS]) as image:
+            turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= FIRST_TURNED
+            return image.size[::-1] if turned else image.size
     except Exception as error:  # Pillow's plugins raise any error on broken files
         raise BadImageError(f"unreadable image ({error or type(error).__name__})") from error
 

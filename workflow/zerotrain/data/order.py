@@ -6,11 +6,15 @@ in epochs, with u in [0, 1) drawn for it: batches of all buckets follow each oth
 So every sample is used equally often, nothing is left over at the end of an epoch, and batch k of a
 run is a function of the seed and k: it depends neither on the number of processes nor on where a
 training was resumed. With one bucket this is an order drawn for each epoch.
+
+Images whose repeats are no whole number have buckets of their own, whose batches are due at a rate:
+at 0.25 the stream of such a bucket advances by a quarter of its images in an epoch of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
@@ -31,23 +35,45 @@ def repeat_in_rounds(samples: NDArray[np.int64], repeats: NDArray[np.int32]) -> 
     return np.concatenate([samples[:0], *(samples[repeats > one] for one in rounds)])
 
 
+def exact_share(share: float) -> Fraction:
+    """Return repeats as they were written: 0.1 is a tenth."""
+    return Fraction(str(share))
+
+
+def epoch_part(shares: Mapping[float, int]) -> int:
+    """Count the samples that an epoch has of images with shares, of which so many have each."""
+    found = round(sum(exact_share(share) * count for share, count in shares.items()))
+    return max(1, found) if shares else 0
+
+
 class SampleOrder:
     """Which sample each position of a run has.
 
     Args:
         seed: The run's seed.
-        buckets: The places of each bucket's samples in an epoch: together 0 .. epoch_size - 1.
+        buckets: The places of each bucket's samples, together 0 .. n - 1.
         batch_size: Samples of one step, of all processes together.
         first: A position at which a step begins. It differs from a multiple of batch_size only
             after a phase with another batch size.
+        shares: How often an epoch has each bucket's samples; once by default.
     """
 
     def __init__(
-        self, seed: int, buckets: Sequence[NDArray[np.int64]], batch_size: int, first: int = 0
+        self,
+        seed: int,
+        buckets: Sequence[NDArray[np.int64]],
+        batch_size: int,
+        first: int = 0,
+        shares: Sequence[float] | None = None,
     ) -> None:
         self._seed, self._batch = seed, batch_size
         self._buckets = buckets
-        self._epoch_size = sum(map(len, buckets))
+        self._sizes: list[int | Fraction] = [
+            len(places) if share == 1 else len(places) * exact_share(share)
+            for places, share in zip(buckets, shares or [1.0] * len(buckets), strict=True)
+        ]
+        """Samples of each bucket in an epoch."""
+        self._epoch_size = sum(self._sizes)
         self._offset = first % batch_size
         held = 2 * len(buckets)
         self._permutation = lru_cache(maxsize=held)(self._draw_permutation)
@@ -78,7 +104,7 @@ class SampleOrder:
 
     def _find_bucket_batch(self, number: int) -> tuple[int, int]:
         """Return the bucket of the run's batch `number`, and the number of the batch in it."""
-        epoch = number * self._batch // self._epoch_size
+        epoch = int(number * self._batch // self._epoch_size)
         while self._batches_before(epoch) > number:
             epoch -= 1
         while self._batches_before(epoch + 1) <= number:
@@ -92,14 +118,14 @@ class SampleOrder:
     def _due_before(self, bucket: int, epoch: int) -> int:
         # Batch j is due before it if (j + u) * batch_size < epoch * samples: all j below the
         # quotient are, and the next one is, if its u is small enough.
-        whole, rest = divmod(epoch * len(self._buckets[bucket]), self._batch)
-        return whole + (self._jitter(bucket, whole) * self._batch < rest)
+        whole, rest = divmod(epoch * self._sizes[bucket], self._batch)
+        return int(whole) + (self._jitter(bucket, int(whole)) * self._batch < rest)
 
     def _list_epoch_batches(self, epoch: int) -> list[tuple[int, int]]:
         """List bucket and number of the batches that are due within an epoch, in their order."""
         due = [
-            ((batch + self._jitter(bucket, batch)) / len(places), bucket, batch)
-            for bucket, places in enumerate(self._buckets)
+            ((batch + self._jitter(bucket, batch)) / float(size), bucket, batch)
+            for bucket, size in enumerate(self._sizes)
             for batch in range(self._due_before(bucket, epoch), self._due_before(bucket, epoch + 1))
         ]
         return [(bucket, batch) for _, bucket, batch in sorted(due)]

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerotrain.config.image_options import WHITE
-from zerotrain.config.image_source import SHARDS
+from zerotrain.config.image_source import SHARDS, SourceConfig
 from zerotrain.data.folder import FolderSource, folder_files
+from zerotrain.data.order import exact_share
 from zerotrain.data.source import Found, Source
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from zerotrain.config.image_source import ImageSourceConfig, SourceConfig
+    from zerotrain.config.image_source import ImageSourceConfig
 
 
 class SourceList(Source):
@@ -103,3 +104,17 @@ def naming(name: str) -> Iterator[None]:
         what = error.what.removeprefix("data.")
         joint = "." if what != error.what else ": "
         raise PipelineError(f"data.sources.{name}{joint}{what}", hint=error.hint) from error
+
+
+def source_values(part: ImageSourceConfig, repeats: int) -> dict[str, Any]:
+    """Return what one of several sources says of an image that it has `repeats` times."""
+    if not isinstance(part, SourceConfig):
+        return {"repeats": repeats}  # data.repeats is that of the whole dataset
+    rate = repeats * exact_share(part.repeats)
+    whole = rate.denominator == 1
+    return {
+        "source": part.name,
+        "repeats": int(rate) if whole else 1,
+        "share": 1.0 if whole else float(rate),
+        "is_regularisation_data": part.is_regularisation_data,
+    }

@@ -36,7 +36,8 @@ from zerotrain.importers.program import (
     put_until,
     with_autoencoder,
 )
-from zerotrain.importers.simpletuner_data import FRAMING, put_captions, put_hub_dataset
+from zerotrain.importers.simpletuner_captions import put_captions
+from zerotrain.importers.simpletuner_data import FRAMING, put_hub_dataset
 from zerotrain.importers.simpletuner_objective import POSTERIOR
 from zerotrain.launch.keys import Key
 

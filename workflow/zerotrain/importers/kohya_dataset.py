@@ -1,4 +1,4 @@
-"""The dataset configuration of kohya's sd-scripts (TOML) as the section `data`.
+"""The dataset configuration of kohya's sd-scripts (TOML or JSON) as the section `data`.
 
 Source: docs/config_README-en.md, library/config_util.py and library/model_util.py
 (make_bucket_resolutions) of sd-scripts. A value of a subset goes before one of its dataset, and
@@ -17,6 +17,7 @@ from typing import Any
 from zerotrain.config.image_source import ImageSourceConfig
 from zerotrain.data.listing import list_images
 from zerotrain.errors import PipelineError
+from zerotrain.importers.files import load_json
 from zerotrain.importers.image_sources import put_resolutions, source_names, source_prefixes
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.key_values import read_keys
@@ -24,6 +25,7 @@ from zerotrain.importers.keys import KOHYA_DATASET
 
 BUCKETS = ("bucket_reso_steps", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale")
 VARIANTS = "variants of each caption are drawn once and stored; training draws one each time"
+SUBFOLDERS = "{} images in subfolders of {} are trained on, too; kohya's scripts read none of them"
 REGULARISATION = (
     "kohya's scripts repeat regularisation images until they are as many as the others: here "
     "`repeats` of the source says how often"
@@ -64,14 +66,7 @@ def read_kohya_dataset(path: Path, result: ImportedConfig) -> None:
 
 
 def _read_subsets(path: Path, result: ImportedConfig) -> list[_Subset]:
-    try:
-        found = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise PipelineError(
-            f"{path}: cannot be read: {error.strerror}", hint="name a file that is there"
-        ) from error
-    except ValueError as error:
-        raise PipelineError(f"{path}: not valid TOML: {error}", hint="check it there") from error
+    found = load_json(path) if path.suffix.casefold() == ".json" else _load_toml(path)
     datasets = found.pop("datasets", [])
     general = _keys(found.pop("general", {}), f"{path}: general", result)
     if found:
@@ -93,6 +88,17 @@ def _read_subsets(path: Path, result: ImportedConfig) -> list[_Subset]:
     return subsets
 
 
+def _load_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise PipelineError(
+            f"{path}: cannot be read: {error.strerror}", hint="name a file that is there"
+        ) from error
+    except ValueError as error:
+        raise PipelineError(f"{path}: not valid TOML: {error}", hint="check it there") from error
+
+
 def _keys(section: Mapping[str, Any], where: str, result: ImportedConfig) -> dict[str, Any]:
     return read_keys(section, KOHYA_DATASET, where, result)
 
@@ -100,7 +106,13 @@ def _keys(section: Mapping[str, Any], where: str, result: ImportedConfig) -> dic
 def _put_images(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
     if "image_dir" not in subset.values:
         raise PipelineError("image_dir is missing in a subset", hint="name the folder of images")
-    result.keep("image_dir", subset.get("image_dir"), f"{prefix}images")
+    folder = str(subset.get("image_dir"))
+    result.keep("image_dir", folder, f"{prefix}images")
+    if Path(folder).is_dir():
+        listing = list_images(ImageSourceConfig(images=folder))
+        if inner := [one for one in listing.images if "/" in one]:
+            reason = SUBFOLDERS.format(len(inner), folder)
+            result.note("changed", "image_dir", folder, reason, f"{prefix}images")
     if subset.get("num_repeats") != 1:
         result.keep("num_repeats", subset.get("num_repeats"), f"{prefix}repeats")
     if subset.get("flip_aug"):
@@ -159,6 +171,22 @@ def _put_caption_options(subset: _Subset, prefix: str, result: ImportedConfig) -
             result.keep(name, value, f"{prefix}{name}")
         elif name in subset.values:
             result.ignore(name, value, "captions have no variants, or it is the default")
+    if separator := subset.values.get("keep_tokens_separator"):
+        if varied:
+            raise PipelineError(
+                f"keep_tokens_separator: {separator!r} cannot be honoured: keep_tokens counts tags",
+                hint="set keep_tokens, and take the separator out of the captions",
+            )
+        result.ignore("keep_tokens_separator", separator, "captions have no variants")
+    if separator := subset.values.get("secondary_separator"):
+        if varied:
+            raise PipelineError(
+                f"secondary_separator: {separator!r} cannot be honoured: every tag is shuffled "
+                "and dropped by itself",
+                hint="take it out, or shuffle_caption and caption_tag_dropout_rate",
+            )
+        replaced = {separator: str(subset.get("caption_separator"))}
+        result.keep("secondary_separator", separator, f"{prefix}caption_replacements", replaced)
     if subset.get("alpha_mask"):
         result.keep("alpha_mask", True, f"{prefix}loss_mask", "alpha")
 

@@ -133,6 +133,9 @@ def read(path: Path, result: ImportedConfig, context: SurroundingSettings) -> st
         )
     found = load_json(path) if path.suffix.casefold() == ".json" else load_yaml(path)
     names = {str(name).lstrip("-") for name in found}
+    if "datasets" in names <= {"general", "datasets"} and context.program is not RUN:
+        read_kohya_dataset(path, result)
+        return "kohya's datasets"
     if names & {"distributed_type", "compute_environment", "num_machines"}:
         read_accelerate(found, path, result, context)
         return "accelerate"

@@ -23,12 +23,8 @@ from zerotrain.importers.program import (
     put_until,
     simpletuner,
 )
-from zerotrain.importers.simpletuner_data import (
-    put_captions,
-    put_datasets,
-    put_resolution,
-    read_backends,
-)
+from zerotrain.importers.simpletuner_captions import CAPTIONS, put_captions, share_captions
+from zerotrain.importers.simpletuner_data import put_datasets, put_resolution, read_backends
 from zerotrain.importers.simpletuner_model import (
     DEFAULT,
     put_adapter,
@@ -52,6 +48,7 @@ SUBORDINATE = {
 }  # fmt: skip
 """Prefixes of keys that are read only together with another key."""
 BLOCK = "deepspeed_config"
+SAMPLING = "data_backend_sampling"
 
 
 def is_wrapped(found: Mapping[str, Any]) -> bool:
@@ -256,18 +253,32 @@ def _put_data(arguments: dict[str, Any], path: Path | None, result: ImportedConf
             for dataset in found:
                 if "resolution" in dataset:
                     dataset.setdefault("resolution_type", kind)
+                share_captions(arguments, dataset)
             put_datasets(found, result)
     elif "instance_data_dir" in arguments:
         result.keep("instance_data_dir", arguments.pop("instance_data_dir"), "data.images")
-    captions = ("caption_strategy", "instance_prompt")
+    _check_sampling(arguments.pop(SAMPLING, None), len(found), result)
     if found:
-        result.ignore_all(arguments, captions, "the dataset says it")
+        reason = "counts for the datasets that do not say it themselves"
+        result.ignore_all(arguments, CAPTIONS, reason)
     else:
-        put_captions({n: arguments.pop(n) for n in captions if n in arguments}, result)
+        put_captions({n: arguments.pop(n) for n in CAPTIONS if n in arguments}, result)
     if given is not None and any("resolution" in dataset for dataset in found):
         result.ignore("resolution", given, "the dataset says it")
     elif given is not None:
         put_resolution("resolution", given, kind, result)
+
+
+def _check_sampling(given: str | None, datasets: int, result: ImportedConfig) -> None:
+    """Refuse datasets that are drawn equally often, whatever their sizes."""
+    if given == "uniform" and datasets > 1:
+        raise PipelineError(
+            f"{SAMPLING} is {given}: images of all datasets are drawn equally often here",
+            hint=f"take it out, and set repeats of each dataset; `--skip {SAMPLING}` as well",
+        )
+    if given is not None:
+        reason = "" if datasets > 1 else "there is one dataset"
+        result.note("kept", SAMPLING, given, reason, "data.repeats")
 
 
 def _put_validation(arguments: dict[str, Any], result: ImportedConfig) -> None:

@@ -9,16 +9,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from zerotrain.data.order import exact_share
 from zerotrain.errors import PipelineError
 from zerotrain.importers.image_sources import put_resolutions, source_names, source_prefixes
 from zerotrain.importers.imported_config import ImportedConfig, Outcome
 from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.keys import OWN_CACHE, SIMPLETUNER_DATASET
+from zerotrain.importers.simpletuner_captions import filters_by_dataset, put_captions, put_filters
 
 NAME = "data_backend_config"
 EMBEDS = ("text_embeds", "image_embeds", "conditioning_image_embeds")
-STRATEGIES = ("textfile", "filename", "instanceprompt")
 HUB = "data/{}"
+COLUMNS = ("image_column", "caption_column")
 FRAMING = (
     "the square at the centre of each image is trained on, so images that are no squares are "
     "framed otherwise"
@@ -53,10 +55,11 @@ def read_backends(path: Path, result: ImportedConfig) -> list[dict[str, Any]]:
         ) from error
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
         raise PipelineError(f"{path}: holds no list of datasets", hint="see DATALOADER.md")
+    filters = filters_by_dataset(found, path)
     images = []
     for entry in found:
         kind = entry.get("dataset_type", "image")
-        if kind in EMBEDS or entry.get("disabled") is True:
+        if kind in EMBEDS or entry.get("disabled", entry.get("disable")) is True:
             result.ignore(f"{NAME}: {entry.get('id')}", kind, OWN_CACHE)
         else:
             images.append(entry)
@@ -64,16 +67,17 @@ def read_backends(path: Path, result: ImportedConfig) -> list[dict[str, Any]]:
         raise PipelineError(
             f"{path}: no dataset of images is trained on", hint="all are disabled, or of embeddings"
         )
-    if len(images) > 1 and any(entry.get("probability", 1) != 1 for entry in images):
-        raise PipelineError(
-            f"{path}: probability: datasets are not drawn by weights here",
-            hint="set repeats of each instead, or take probability out",
-        )
     datasets = []
     for entry in images:
         flat = read_keys({NAME: entry}, SIMPLETUNER_DATASET, str(path), result)
-        found = {key.removeprefix(f"{NAME}."): value for key, value in flat.items()}
-        datasets.append({**found, "id": str(entry.get("id") or "images")})
+        own = {key.removeprefix(f"{NAME}."): value for key, value in flat.items()}
+        datasets.append(
+            {
+                **own,
+                "id": str(entry.get("id") or "images"),
+                "filters": filters.get(entry.get("text_embeds"), []),
+            }
+        )
     return datasets
 
 
@@ -90,6 +94,7 @@ def put_datasets(datasets: Sequence[dict[str, Any]], result: ImportedConfig) -> 
         result.note("changed", NAME, None, MIXED, "data.sources")
     for found, prefix in zip(datasets, prefixes, strict=True):
         _put_dataset(found, prefix, result)
+        result.attempt(_put_repeats, found, prefix, result, several=len(datasets) > 1)
     with result.collect():
         _put_resolutions(datasets, prefixes, result)
     with result.collect():
@@ -123,16 +128,46 @@ def _put_resolutions(
 def _put_dataset(found: Mapping[str, Any], at: str, result: ImportedConfig) -> None:
     result.attempt(_put_images, found, result, at)
     result.attempt(put_captions, found, result, f"{NAME}.", at)
-    if "repeats" in found:
-        result.keep(
-            f"{NAME}.repeats", found["repeats"], f"{at}repeats", found["repeats"] + 1,
-            "an epoch sees each image once more than that",
-        )  # fmt: skip
+    result.attempt(put_filters, found.get("filters", ()), result, f"{NAME}.", at)
     for name in ("maximum_image_size", "target_downsample_size"):
         if name in found:
             result.note("changed", f"{NAME}.{name}", found[name], FRAMING)
     if found.get("minimum_image_size"):
         result.note("changed", f"{NAME}.minimum_image_size", found["minimum_image_size"], DROPPED)
+
+
+def _put_repeats(
+    found: Mapping[str, Any], at: str, result: ImportedConfig, *, several: bool
+) -> None:
+    """Set how often an epoch has each image: repeats, of several datasets times probability.
+
+    SimpleTuner draws datasets by probability times their size, so that the shares are those.
+
+    Raises:
+        PipelineError: the probability is not above 0.
+    """
+    repeats, weight = found.get("repeats", 0) + 1, found.get("probability", 1)
+    if weight <= 0:
+        raise PipelineError(
+            f"{NAME}.probability is {weight:g} in {found['id']}",
+            hint="disabled: true leaves it out",
+        )
+    if not several and "probability" in found:
+        result.ignore(f"{NAME}.probability", weight, "there is one dataset")
+        weight = 1
+    exact = exact_share(repeats) * exact_share(weight)
+    rate = int(exact) if exact.denominator == 1 else float(exact)
+    if "repeats" in found:
+        reason = "an epoch sees each image once more than that"
+        reason += ", times probability" if weight != 1 else ""
+        result.keep(f"{NAME}.repeats", found["repeats"], f"{at}repeats", rate, reason)
+    if weight != 1:
+        result.put(
+            "changed", f"{NAME}.probability", weight, f"{at}repeats", rate,
+            "the share of an epoch; there datasets are drawn at random",
+        )  # fmt: skip
+    elif several and "probability" in found:
+        result.note("kept", f"{NAME}.probability", weight, "", f"{at}repeats")
 
 
 def _keeps_shape(found: Mapping[str, Any]) -> bool:
@@ -171,14 +206,45 @@ def _put_images(found: Mapping[str, Any], result: ImportedConfig, at: str) -> No
     kind = found.get("type")
     if kind == "local" and "instance_data_dir" in found:
         result.keep(f"{NAME}.instance_data_dir", found["instance_data_dir"], f"{at}images")
+        result.note("kept", f"{NAME}.type", kind, "", "data.source")
     elif kind == "huggingface" and "dataset_name" in found:
-        put_hub_dataset(f"{NAME}.dataset_name", found["dataset_name"], result, at)
+        result.keep(f"{NAME}.type", kind, f"{at}source")
+        _put_table_on_disk(found, result, at)
     else:
         raise PipelineError(
             f"{NAME}.type is {kind}", hint="local with instance_data_dir, or huggingface"
         )
-    result.note("kept", f"{NAME}.type", kind, "", "data.source")
     result.values.setdefault("data.source", "folder")
+
+
+def _put_table_on_disk(found: Mapping[str, Any], result: ImportedConfig, at: str) -> None:
+    """Set the folder for a dataset of the hub as a table, and its columns.
+
+    Raises:
+        PipelineError: captions are not those of one column, or rows or parts of images are chosen.
+    """
+    name, split = found["dataset_name"], found.get("split", "train")
+    folder = HUB.format(name.rpartition("/")[2])
+    result.put(
+        "changed", f"{NAME}.dataset_name", name, f"{at}images", folder,
+        f"bring it there: datasets.load_dataset({name!r}, split={split!r})"
+        f".save_to_disk({folder!r})",
+    )  # fmt: skip
+    options = found.get("huggingface") or {}
+    columns = {key: options[key] for key in COLUMNS if key in options}
+    columns |= {key: found[key] for key in COLUMNS if key in found}
+    if others := sorted({*options} - {*COLUMNS, "width_column", "height_column"}):
+        raise PipelineError(
+            f"{NAME}.huggingface.{others[0]}: every row of {folder} is trained on, with one column "
+            "of captions",
+            hint="choose and change rows before save_to_disk, and take the key out",
+        )
+    for key, column in columns.items():
+        if not isinstance(column, str) or "." in column:
+            raise PipelineError(
+                f"{NAME}.{key} is {column!r}", hint="name one column, and no part of it"
+            )
+        result.keep(f"{NAME}.{key}", column, f"{at}{key}")
 
 
 def put_hub_dataset(key: str, name: str, result: ImportedConfig, at: str = "data.") -> None:
@@ -188,50 +254,6 @@ def put_hub_dataset(key: str, name: str, result: ImportedConfig, at: str = "data
         "changed", key, name, f"{at}images", folder,
         "images are read from a folder: save those of the dataset there",
     )  # fmt: skip
-
-
-def put_captions(
-    found: Mapping[str, Any], result: ImportedConfig, prefix: str = "", at: str = "data."
-) -> None:
-    """Set the source of the captions.
-
-    Args:
-        found: The keys of a dataset, or of the program.
-        result: Receives the keys of captions.
-        prefix: Prefix of the keys in messages.
-        at: Prefix of our keys.
-
-    Raises:
-        PipelineError: the captions are neither in files, in names, nor a common prompt.
-    """
-    strategy = found.get("caption_strategy")
-    prompt = found.get("instance_prompt")
-    if found.get("only_instance_prompt"):
-        result.note("kept", f"{prefix}only_instance_prompt", True, "", f"{at}caption_strategy")
-        strategy = "instanceprompt"
-    if strategy == "instance_prompt":
-        strategy = "instanceprompt"
-    if strategy is not None and strategy not in STRATEGIES:
-        raise PipelineError(
-            f"{prefix}caption_strategy is {strategy}", hint=f"one of {', '.join(STRATEGIES)}"
-        )
-    if strategy is not None:
-        result.keep(f"{prefix}caption_strategy", strategy, f"{at}caption_strategy")
-    elif found.get("type") == "local":
-        result.assume(f"{at}caption_strategy", "filename", "SimpleTuner's default")
-    if strategy == "instanceprompt":
-        if not prompt:
-            raise PipelineError(f"{prefix}instance_prompt is missing", hint="add it")
-        result.keep(f"{prefix}instance_prompt", prompt, f"{at}instance_prompt")
-    elif prompt is not None:
-        result.ignore(f"{prefix}instance_prompt", prompt, f"caption_strategy is {strategy}")
-    if strategy == "textfile":
-        split = not found.get("disable_multiline_split", False)
-        result.note(
-            "changed" if split else "kept", f"{prefix}disable_multiline_split", not split,
-            "a caption file of several lines is one caption here, not several to draw from"
-            if split else "a caption file is one caption", f"{at}caption_strategy",
-        )  # fmt: skip
 
 
 def put_resolution(key: str, given: float, kind: str, result: ImportedConfig) -> None:

@@ -39,9 +39,18 @@ PIXELS = ("zerotrain.data.digits", "zerotrain.data.decode", CROP, BUCKETS)
 BATCHES = ("zerotrain.cache.encoding", "zerotrain.cache.precision")
 """Modules that batch and round in every cache of images."""
 
+MASKS = ("zerotrain.data.masks", "zerotrain.data.transparency", "zerotrain.cache.mask_scaling")
+"""Modules that scale loss masks; a cache without masks does not depend on them."""
 
-def encoding_code(family: str) -> tuple[str, ...]:
-    """List the declared code of a family, as `zerotrain.artifact.sources.code_digest` takes it."""
+
+def encoding_code(family: str, *, masks: bool = False) -> tuple[str, ...]:
+    """List the declared code of a family, as `zerotrain.artifact.sources.code_digest` takes it.
+
+    Args:
+        family: Name of the family.
+        masks: Whether the dataset has loss masks.
+    """
     text = family in ("causal_lm", "seq2seq_lm")
     own = ENCODING.get(family, (f"{FAMILIES}{family}", PIPELINES))
-    return own + (() if text else (*PIXELS, *BATCHES))
+    images = () if text else (*PIXELS, *BATCHES, *(MASKS if masks else ()))
+    return own + images

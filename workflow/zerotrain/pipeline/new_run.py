@@ -25,7 +25,8 @@ from zerotrain.config.run import OF_MODALITY, RunConfig
 from zerotrain.config.scalar import one_line, scalar
 from zerotrain.config.section import Role, keys_with
 from zerotrain.config.suggestions import after_question, known_names
-from zerotrain.config.training import LoraConfig, TrainConfig
+from zerotrain.config.trained_part import LoraConfig
+from zerotrain.config.training import TrainConfig
 from zerotrain.data.open import open_source
 from zerotrain.data.source import Found
 from zerotrain.data.text import hub_id, read_conversations_of

@@ -122,6 +122,9 @@ def cache_latents(
         for place, caption in enumerate(captions if limits else ())
     }
     groups = encoding.groups(_latents(entries), [*images, *shown_images], texts, tokens)
+    wanted_masks = _masks(entries)
+    if only == WHOLE:
+        groups.append(encoding.masks.group(wanted_masks, stored))
     keep_equal(stored, output, groups, now)
     take_ranges(stored, output, shards, now, encoding.code)
     wanted = {*_latents(entries), *_texts(entries, empty_text), *images}
@@ -141,9 +144,8 @@ def cache_latents(
     latents = write(LATENTS, _latents(entries), encoding.latents)
     text = write(TEXT, _texts(entries, empty_text), encoding.text)
     conditioning = write(CONDITIONING, images, encoding.conditioning) if images else None
-    wanted_masks = _masks(entries)
     masks = (
-        write(MASKS, wanted_masks, lambda keys: encoding.masks(keys, stored))
+        write(MASKS, wanted_masks, lambda keys: encoding.masks.scaled(keys, stored))
         if wanted_masks and only == WHOLE
         else None
     )

@@ -7,12 +7,11 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from zerotrain import artifact
 from zerotrain.config.data import DataConfig
 from zerotrain.config.image_options import WHITE
-from zerotrain.config.image_source import ImageSourceConfig, SourceConfig
+from zerotrain.config.image_source import ImageSourceConfig
 from zerotrain.config.scalar import one_line
 from zerotrain.data.captions import describe_changes, edit_captions, split_captions
 from zerotrain.data.conditioning import check_equal_numbers
@@ -32,6 +31,7 @@ from zerotrain.data.image_summary import format_summary, summarise_images
 from zerotrain.data.masks import check_mask
 from zerotrain.data.open import open_source
 from zerotrain.data.source import BadImageError, Found, Source
+from zerotrain.data.source_list import source_values
 from zerotrain.data.text import read_conversations_of
 from zerotrain.data.transparency import read_alpha
 from zerotrain.errors import PipelineError
@@ -156,7 +156,7 @@ def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
         crop=centre_crop(image.size),
         split=split,
         conditioning=conditioning,
-        **_of_source(part, entry.repeats),
+        **source_values(part, entry.repeats),
         other_captions=tuple(others),
         loss_weight=part.loss_weight,
         background=_background(content, part),
@@ -180,17 +180,6 @@ def _hashed(source: Source, samples: Sequence[Sample]) -> Iterator[tuple[str, st
         for position, image in enumerate(sample.conditioning):
             folder = source.conditioning_source(position).name
             yield os.path.join(folder, image.file), image.image_sha256
-
-
-def _of_source(part: ImageSourceConfig, repeats: int) -> dict[str, Any]:
-    """Return what one of several sources says of an image that it has `repeats` times."""
-    if not isinstance(part, SourceConfig):
-        return {"repeats": repeats}  # data.repeats is that of the whole dataset
-    return {
-        "source": part.name,
-        "repeats": repeats * part.repeats,
-        "is_regularisation_data": part.is_regularisation_data,
-    }
 
 
 def _check_conditioning(source: Source, file: str) -> ConditioningImage:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from zerotrain.cache import Cache, Entry, TokenCache, stacked
 from zerotrain.cache.reader import ON_HOST
-from zerotrain.config.token_routes import kept_tokens
-from zerotrain.config.training import TokenRoute
+from zerotrain.config.token_routes import TokenRoute, kept_tokens
 from zerotrain.data.draws import draw_routes, draw_sample, draw_variant
 from zerotrain.data.order import SampleOrder, repeat_in_rounds
 from zerotrain.launch.resolved import ResolvedPhase
@@ -55,14 +54,21 @@ class Batches:
         self._image_tokens = image_tokens
         self._train = cache.entries.places("split", "train")
         buckets = [np.arange(phase.derived.epoch_size)]
-        self._counts: dict[tuple[int, int], int] = {}
-        """Number of training images by height and width."""
+        self._counts: dict[tuple[float, int], int] = {}
+        """Number of training images by share and size, in the order of their buckets."""
         if not isinstance(cache, TokenCache):
             repeats = cache.entries.numbers("repeats")[self._train]
-            self._counts = _count_sizes(cache, self._train)
-            self._train = repeat_in_rounds(self._train, repeats)
-            buckets = self._split_by_size(cache, buckets[0])
-        self._order = SampleOrder(phase.seed, buckets, phase.train.global_batch_size, first)
+            partial = cache.entries.numbers("share")[self._train] != 1
+            self._counts = _count_kinds(cache, self._train)
+            parts = self._train[partial]
+            self._train = repeat_in_rounds(self._train[~partial], repeats[~partial])
+            if len(parts):  # there are several sources, and the dataset's repeats are 1
+                self._train = np.concatenate([self._train, parts])
+                buckets = [np.arange(len(self._train))]
+            buckets = self._split_by_kind(cache, buckets[0])
+        shares = [share for share, _ in self._counts] or [1.0]
+        batch = phase.train.global_batch_size
+        self._order = SampleOrder(phase.seed, buckets, batch, first, shares)
 
     def batch(self, first: int, size: int, device: torch.device) -> Batch:
         """Return samples `first` to `first + size` of the run, on the device; see `placed`."""
@@ -93,24 +99,34 @@ class Batches:
 
         A dataset of one size is as small as the user made it.
         """
-        counts = self._counts
         batch = self._phase.train.global_batch_size
-        small = [size for size in counts if counts[size] < batch]
-        if len(counts) < 2 or not small:
-            return None
-        height, width = min(small, key=lambda size: (counts[size], size))
-        return (
-            f"{len(small)} of {len(counts)} sizes of images have fewer than a batch of {batch}, "
-            f"{width}x{height} has {counts[height, width]}: such a batch holds images more than "
-            f"once, each with other noise; data.aspect_buckets.merge_below: {batch} avoids it"
-        )
+        sizes = {size: count for (share, size), count in self._counts.items() if share == 1}
+        small = [size for size in sizes if sizes[size] < batch]
+        found = []
+        if len(sizes) > 1 and small:
+            least = min(small, key=lambda size: (sizes[size], size))
+            found.append(
+                f"{len(small)} of {len(sizes)} sizes of images have fewer than a batch of {batch}, "
+                f"{_describe_size(least)} has {sizes[least]}: such a batch holds images more than "
+                f"once, each with other noise; data.aspect_buckets.merge_below: {batch} avoids it"
+            )
+        found += [
+            f"images with repeats: {share:g} have batches of their own, and {count} of "
+            f"{_describe_size(size)} are fewer than a batch of {batch}: it holds them more than "
+            "once, each with other noise"
+            for (share, size), count in self._counts.items()
+            if share != 1 and count < batch
+        ]
+        return "\n".join(found) or None
 
-    def _split_by_size(self, cache: Cache, places: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Split the places in an epoch by the sizes of their samples, in the sizes' order."""
+    def _split_by_kind(self, cache: Cache, places: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Split the places by the shares and sizes of their samples, in the order of _counts."""
         if len(self._counts) == 1:
             return [places]
-        drawn = _name_sizes(cache, self._train)[places % len(self._train)]
-        return [places[drawn == height << 32 | width] for height, width in self._counts]
+        rows = places % len(self._train)
+        sizes = _name_sizes(cache, self._train)[rows]
+        shares = cache.entries.numbers("share")[self._train][rows]
+        return [places[(shares == share) & (sizes == size)] for share, size in self._counts]
 
     def _row(self, cache: TokenCache, position: int) -> dict[str, torch.Tensor]:
         _, place = self._order.place(position)
@@ -181,13 +197,18 @@ def _name_sizes(cache: Cache, samples: NDArray[np.int64]) -> NDArray[np.int64]:
     return names
 
 
-def _count_sizes(cache: Cache, samples: NDArray[np.int64]) -> dict[tuple[int, int], int]:
-    """Count samples by height and width, sorted."""
-    sizes, counts = np.unique(_name_sizes(cache, samples), return_counts=True)
-    return {
-        (int(size >> 32), int(size & 0xFFFFFFFF)): int(count)
-        for size, count in zip(sizes, counts, strict=True)
-    }
+def _count_kinds(cache: Cache, samples: NDArray[np.int64]) -> dict[tuple[float, int], int]:
+    """Count samples by share and size, sorted, with those of whole repeats first."""
+    shares, sizes = cache.entries.numbers("share")[samples], _name_sizes(cache, samples)
+    found = {}
+    for share in sorted(np.unique(shares).tolist(), key=lambda one: (one != 1, one)):
+        names, counts = np.unique(sizes[shares == share], return_counts=True)
+        found |= {(share, int(name)): int(n) for name, n in zip(names, counts, strict=True)}
+    return found
+
+
+def _describe_size(name: int) -> str:
+    return f"{name & 0xFFFFFFFF}x{name >> 32}"
 
 
 def move_to_device(batch: Batch, device: torch.device) -> Batch:

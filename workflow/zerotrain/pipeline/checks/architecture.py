@@ -12,8 +12,7 @@ from typing import Any
 
 from zerotrain.config.problems import collect_errors
 from zerotrain.config.run import RunConfig
-from zerotrain.config.token_routes import route_layers
-from zerotrain.config.training import TreadConfig
+from zerotrain.config.token_routes import TreadConfig, route_layers
 from zerotrain.data.buckets import bucket_sizes
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import find_architecture

@@ -75,7 +75,7 @@ def job_code(rule: str, run: RunConfig, phase: Phase | None = None) -> Code:
         phase: The job's phase, if it has one.
     """
     if rule == "cache_latents":
-        return _encoding(run.family)
+        return _encoding(run.family, run.data.has_masks)
     if rule in ("train_phase", "export_weights") and phase and phase.train.code_changes == "keep":
         return KEPT
     if rule == "train_phase":
@@ -89,9 +89,9 @@ def job_code(rule: str, run: RunConfig, phase: Phase | None = None) -> Code:
 
 
 @cache
-def _encoding(family: str) -> Code:
-    """Return the code that encodes a family's samples."""
-    modules = encoding_code(family)
+def _encoding(family: str, masks: bool) -> Code:
+    """Return the code that encodes a family's samples, and scales their loss masks."""
+    modules = encoding_code(family, masks=masks)
     files = [declared_file(name) for name in modules]
     return Code(_digest(map(code_digest, modules), files), [family], files)
 

@@ -1,28 +1,27 @@
-"""How much of a cache would be encoded: the samples of a dataset that the cache's index lacks.
+"""How much of a cache would be encoded: what a dataset needs, by the keys that the cache has.
 
-A cached item is identified by what decides its key (zerotrain.cache.keys) apart from the encoder:
-image, crop and size, mirrored or not; or the caption. A changed encoder is known from the job's
-changed values.
+Orphans and the shards of an interrupted encoding count as what the cache has.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerotrain.artifact import read_manifest
-from zerotrain.data.buckets import other_views
-from zerotrain.data.dataset import Sample, choose_split
+from zerotrain.artifact import read, read_manifest
+from zerotrain.data.buckets import View, other_views
+from zerotrain.data.dataset import Sample
 from zerotrain.data.source_views import choose_source_views
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.why.samples import Present, count
+from zerotrain.pipeline.why.samples import count
 
 if TYPE_CHECKING:
-    from zerotrain.cache.layout import Index, Series
+    from zerotrain.cache.layout import Entry, Series
     from zerotrain.config.data import DataConfig
+    from zerotrain.config.stage_settings import CacheSettings
 
 EVERY_KEY = {"cache.dtype"}
 """Values of which every key depends."""
@@ -56,11 +55,10 @@ class Encodes:
 def count_encodes(
     cache: Path,
     size: int,
-    present: Sequence[Present],
-    former: Sequence[Sample],
-    data: DataConfig,
+    samples: Sequence[Sample],
+    settings: CacheSettings,
+    base: Path,
     *,
-    changed: Collection[str] = (),
     again: Collection[str] = (),
     damaged: Collection[str] = (),
 ) -> Encodes:
@@ -69,97 +67,109 @@ def count_encodes(
     Args:
         cache: Folder of the cache; missing: everything is encoded.
         size: Side of its squares in pixels.
-        present: The samples as they will be in the dataset.
-        former: The samples of the published dataset, whose sizes are known.
-        data: The section `data` of the configuration.
-        changed: Keys of the configuration that changed since the cache was made.
+        samples: The samples as they will be in the dataset.
+        settings: The settings of cache_latents.
+        base: Folder of the base.
         again: The encoders that the base may have again: `images`, `captions`.
         damaged: Names of damaged shards, whose items are encoded again.
     """
-    index = _read_index(cache)
-    images = _images(present, former, size, data)
-    captions = {(caption,) for one in present for caption in one.captions_sha256}
-    have_images, have_captions = _held(index, damaged) if index else (Counter(), set())
-    if EVERY_KEY & {*changed} or "images" in again:
-        have_images = Counter()
-    if (EVERY_KEY | TEXT_KEYS) & {*changed} or "captions" in again:
-        have_captions = set()
-    lacking = (images - have_images).total(), len(captions - have_captions)
+    data = settings.data
+    views = choose_source_views(samples, size, data.aspect_buckets, data.resolutions)
+    images = {item for one in zip(samples, views, strict=True) for item in _items(*one, data)}
+    captions = {caption for one in samples for caption in one.captions}
+    lacking = len(images), len(captions)
+    if stored := _stored(cache, damaged):
+        found = _keys(cache, size, [*zip(samples, views, strict=True)], settings, base)
+        missing = [len(keys - stored) for keys in found] if found else lacking
+        lacking = (
+            lacking[0] if "images" in again else missing[0],
+            lacking[1] if "captions" in again else missing[1],
+        )
     each = _bytes_each(cache)
     return Encodes(
-        *(lacking[0], images.total(), lacking[1], len(captions)),
+        *(lacking[0], len(images), lacking[1], len(captions)),
         bytes=lacking[0] * each[0] + lacking[1] * each[1] if each else None,
-        at_most=tuple(sorted(again)) if index else (),
+        at_most=tuple(sorted(again)) if stored else (),
     )
 
 
-def _read_index(cache: Path) -> Index | None:
-    from zerotrain.cache.layout import read_index  # its package imports torch
+def _items(sample: Sample, view: View, data: DataConfig) -> Iterator[Item]:
+    """List what is encoded of an image: its parts, and their mirror images."""
+    flips = data.part_of(sample.file).random_flip and sample.split == "train"
+    for one in (view, *other_views(sample, view, data.aspect_buckets)):
+        for flipped in (False, True)[: 1 + flips]:
+            yield sample.image_sha256, sample.background, one.box, one.size, flipped
+
+
+def _keys(
+    cache: Path,
+    size: int,
+    samples: Sequence[tuple[Sample, View]],
+    settings: CacheSettings,
+    base: Path,
+) -> tuple[set[str], set[str]] | None:
+    """Return the keys of images and captions that the cache will have; None without a base."""
+    from zerotrain.cache.earlier import earlier_keys  # these import torch
+    from zerotrain.cache.encoding import Encoding
+    from zerotrain.models.families import load_family
 
     try:
-        return read_index(cache)
-    except (OSError, ValueError):
+        model = read(base, "base", verify=False)
+        family = load_family(settings.family)
+        reads = family.conditioning(base)
+        device = _device(cache)
+        encoding = Encoding(settings, size, family, model, reads=reads, device=device)
+        entries = [encoding.entry(sample, view) for sample, view in samples]
+    except (PipelineError, OSError, LookupError):
+        return None
+    names = earlier_keys(cache, entries, None, {}, base=model, cache=settings.cache)
+    images, captions = (
+        {names.get(key, key) for entry in entries for key in keys_of(entry)}
+        for keys_of in (_latents_of, _texts_of)
+    )
+    return images, captions
+
+
+def _device(cache: Path) -> str | None:
+    """Return the kind of device that encoded a cache: another machine may plan."""
+    try:
+        return read_manifest(cache, "cache").made_by.get("device")
+    except (PipelineError, OSError):
         return None
 
 
-def _images(
-    present: Sequence[Present], former: Sequence[Sample], size: int, data: DataConfig
-) -> Counter[Item]:
-    """Count the latents of all samples. The size of a new image is unknown, and needed for none of
-    its own: the cache has nothing of it. With `merge_below` it could move others."""
-    # The name of its source decides the resolution of an image.
-    known = {(one.image_sha256, one.source): one for one in former}
-    pairs = [(one, known.get((one.image_sha256, _source_of(one, data)))) for one in present]
-    samples = [sample for _, sample in pairs if sample]
-    views = choose_source_views(samples, size, data.aspect_buckets, data.resolutions)
-    buckets = data.aspect_buckets
-    cuts: dict[tuple[str, str], list[tuple[object, object]]] = {
-        (sample.image_sha256, sample.source): [
-            ((one.crop_top_left, one.size[::-1]), one.box)
-            for one in (view, *other_views(sample, view, buckets))
-        ]
-        for sample, view in zip(samples, views, strict=True)
-    }
-    # Crops that differ by less than a pixel of the scaled image are one item several times.
-    found: set[tuple[Item, object]] = set()
-    for one in present:
-        sha256 = one.image_sha256
-        trains = choose_split(sha256, data.holdout) == "train"
-        number = buckets.crop_variants if buckets and trains else 1
-        unknown = [(None, variant) for variant in range(number)]
-        for cut, box in cuts.get((sha256, _source_of(one, data)), unknown):
-            found.add(((sha256, cut, False), box))
-            if data.part_of(one.file).random_flip and trains:
-                found.add(((sha256, cut, True), box))
-    return Counter(item for item, _ in found)
+def _stored(cache: Path, damaged: Collection[str]) -> set[str]:
+    """List the keys in the intact shards of a cache, and in what it keeps besides."""
+    from safetensors import SafetensorError, safe_open
 
+    from zerotrain.cache.layout import key_of, read_index  # its package imports torch
+    from zerotrain.cache.orphans import orphan_shards
+    from zerotrain.cache.writer import PARTIAL
 
-def _source_of(one: Present, data: DataConfig) -> str:
-    """Return the name of an image's source, of several."""
-    return one.file.partition("/")[0] if data.sources else ""
-
-
-def _held(index: Index, damaged: Collection[str]) -> tuple[Counter[Item], set[Item]]:
-    """Count the latents, and identify the captions, in the intact shards of a cache."""
-    images: set[tuple[Item, str]] = set()
-    captions: set[Item] = set()
-    for entry in index.entries:
-        others = entry.other_crops or ()
-        crops = [entry.crop_top_left, *zip(others[::2], others[1::2], strict=True)]
-        for mirrored, keys in (
-            (False, (entry.latents, *(entry.other_latents or ()))),
-            (True, (entry.flipped, *(entry.other_flipped or ()))),
+    found: set[str] = set()
+    try:
+        index = read_index(cache)
+    except (OSError, ValueError):
+        index = None
+    for entry in index.entries if index else ():
+        for series, name, keys in (
+            (index.latents, "latents", _latents_of(entry)),
+            (index.text, "text", _texts_of(entry)),
         ):
-            for key, crop in zip(keys, crops, strict=False):
-                if key and not _is_in(key, index.latents, "latents", damaged):
-                    item = (entry.image_sha256, (crop, entry.target_size), mirrored)
-                    images.add((item, key))
-        texts = (entry.text, *(entry.other_texts or ()))
-        digests = (entry.caption_sha256, *(entry.other_captions_sha256 or ()))
-        for key, sha256 in zip(texts, digests, strict=True):
-            if not _is_in(key, index.text, "text", damaged):
-                captions.add((sha256,))
-    return Counter(item for item, _ in images), captions
+            found.update(key for key in keys if not _is_in(key, series, name, damaged))
+    for path in [*orphan_shards(cache), *cache.glob(f"{PARTIAL}/*.safetensors")]:
+        with suppress(OSError, SafetensorError), safe_open(path, framework="numpy") as shard:
+            found.update(map(key_of, shard.keys()))
+    return found
+
+
+def _latents_of(entry: Entry) -> list[str]:
+    keys = (entry.latents, entry.flipped, *(entry.other_latents or ()))
+    return [key for key in (*keys, *(entry.other_flipped or ())) if key]
+
+
+def _texts_of(entry: Entry) -> list[str]:
+    return [entry.text, *(entry.other_texts or ())]
 
 
 def _is_in(key: str, series: Series, name: str, shards: Collection[str]) -> bool:

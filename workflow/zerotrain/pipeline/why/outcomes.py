@@ -10,18 +10,21 @@ from typing import Any, TypeVar
 
 from zerotrain.artifact import MANIFEST, is_published, read
 from zerotrain.config.run import RunConfig
-from zerotrain.data.dataset import Sample, choose_split, read_dataset
+from zerotrain.config.stage_settings import CacheSettings
+from zerotrain.data.crop import centre_crop
+from zerotrain.data.dataset import Sample, caption_sha256, count_epoch, read_dataset
 from zerotrain.data.open import open_source
+from zerotrain.data.source import Found
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolve import phase_spans
 from zerotrain.pipeline.rebuild import CACHE, TRAINED_AGAIN, TRAINING, describe_training
 from zerotrain.pipeline.switch.point import imported_state
 from zerotrain.pipeline.terminal.reasons import LAUNCH, job_name
-from zerotrain.pipeline.why import past
+from zerotrain.pipeline.why import estimates
 from zerotrain.pipeline.why.causes import DAMAGED, PREPARE, Plan
 from zerotrain.pipeline.why.encodes import EVERY_KEY, TEXT_KEYS, Encodes, count_encodes
-from zerotrain.pipeline.why.forecast import PhaseForecast, forecast_phase
-from zerotrain.pipeline.why.samples import Present, captions_of, compare_samples, count
+from zerotrain.pipeline.why.estimates import PhaseForecast, forecast_phase
+from zerotrain.pipeline.why.samples import UNREAD, compare_samples, count
 from zerotrain.pipeline.why.training import foresee_training
 from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing.progress_folder import saved_steps
@@ -108,15 +111,15 @@ class Outcomes:
         if job.rule.name == EXPORT:
             written = self._export_bytes(job)
         elif job.rule.name.startswith("build_") and run.is_preset:
-            written = past.folder_bytes(Path(job.output[0]).parent, "base")
+            written = estimates.folder_bytes(Path(job.output[0]).parent, "base")
         # A training reads the state alone, on which the values of an export have no effect.
         own = job.rule.name != EXPORT and self._differs(job)
         changes = own or any(one.changes for one in self._before(job))
-        return Outcome(job, "", past.past_seconds(job), written, changes)
+        return Outcome(job, "", estimates.past_seconds(job), written, changes)
 
     def _export_bytes(self, job: Any) -> int | None:
         """Return the bytes of weights and state, of this phase or of another of its run."""
-        known = _of_any_phase(Path(job.output[0]).parents[1], past.exported_bytes)
+        known = _of_any_phase(Path(job.output[0]).parents[1], estimates.exported_bytes)
         if known is not None:
             return known
         found = self._forecast(self._plan.config_of(job), job.wildcards["phase"])
@@ -130,7 +133,7 @@ class Outcomes:
 
     def _dataset(self, job: Any) -> Outcome:
         changes = self._plan.samples.get(str(job.output[0]))
-        seconds = past.past_seconds(job)
+        seconds = estimates.past_seconds(job)
         what = ""
         if changes is not None:
             former = len(_samples(Path(job.output[0]).parent))
@@ -148,16 +151,16 @@ class Outcomes:
         own = self._own_kinds(job)
         trained = bool((EVERY_KEY | TEXT_KEYS) & values) or "file" in own
         changes = trained or any(one.changes for one in self._before(job, PREPARE))
-        seconds, encodes = past.past_seconds(job), None
+        seconds, encodes = estimates.past_seconds(job), None
         if not run.is_text:
             present = self._present(job, run, dataset)
             encodes = count_encodes(
-                *(cache, int(job.wildcards["size"]), present, _samples(dataset), run.data),
-                changed=values,
+                *(cache, int(job.wildcards["size"]), present, CacheSettings.of(run)),
+                base=Path(job.input["base"]).parent,
                 again=self._encoders_again(job),
                 damaged=_damaged_names(self._dag.reason(job)),
             )
-            if seconds is not None and (last := past.items_encoded(job)):
+            if seconds is not None and (last := estimates.items_encoded(job)):
                 seconds *= (encodes.images + encodes.captions) / last
         what = str(encodes) if encodes else "tokenises the text that is new"
         if "code" in own and encodes:
@@ -175,7 +178,7 @@ class Outcomes:
         kept = same_images and not any(self._differs(one.job) for one in bases)
         return {"captions"} if kept else {"images", "captions"}
 
-    def _present(self, job: Any, run: RunConfig, dataset: Path) -> Sequence[Present]:
+    def _present(self, job: Any, run: RunConfig, dataset: Path) -> Sequence[Sample]:
         """List the samples that the cache will have; before a first dataset, by their names."""
         if changes := self._plan.samples.get(str(job.input["dataset"])):
             return changes.samples
@@ -185,9 +188,9 @@ class Outcomes:
             if changes is not None:
                 return changes.samples
         if samples := _samples(dataset):
-            return _present(samples)
+            return samples
         found = [one for one in open_source(run.data).found() if one.reason is None]
-        return [Present(one.file, one.file, (one.caption,)) for one in found]
+        return [_unread(one) for one in found]
 
     def _training(self, job: Any) -> Outcome:
         folder = Path(job.output[0]).parents[1]
@@ -210,8 +213,8 @@ class Outcomes:
         if "damaged" in own:
             what = describe_training(folder / "checkpoint").removeprefix(f"{TRAINING} ")
             steps = _lost_steps(what, span)
-        size = _of_any_phase(folder, past.checkpoint_bytes)
-        rate = _of_any_phase(folder, past.seconds_per_step)
+        size = _of_any_phase(folder, estimates.checkpoint_bytes)
+        rate = _of_any_phase(folder, estimates.seconds_per_step)
         forecast = self._forecast(run, phase.name) if steps != 0 and size is None else None
         kept = phase.train.keep if found.restarts or not _has_steps(folder) else 1
         if steps == 0:
@@ -235,13 +238,11 @@ class Outcomes:
             return phase_spans(run.phases, 1, _origin(run))
         cache = Path(job.input["cache"]).parent
         changes = self._plan.samples.get(str(cache.parents[1] / MANIFEST))
-        samples: Sequence[Present] = (
-            changes.samples if changes else _present(_samples(cache.parents[1]))
-        )
-        train = sum(choose_split(one.image_sha256, run.data.holdout) == "train" for one in samples)
-        if run.is_text or not train:
+        samples = changes.samples if changes else _samples(cache.parents[1])
+        epoch = count_epoch(samples, run.data.repeats)
+        if run.is_text or not epoch:
             return {}
-        return phase_spans(run.phases, train * run.data.repeats, _origin(run))
+        return phase_spans(run.phases, epoch, _origin(run))
 
 
 def _lost_steps(what: str, span: tuple[int, int] | None) -> int | None:
@@ -274,8 +275,13 @@ def _samples(dataset: Path) -> Sequence[Sample]:
         return ()
 
 
-def _present(samples: Sequence[Sample]) -> list[Present]:
-    return [Present(one.file, one.image_sha256, captions_of(one)) for one in samples]
+def _unread(entry: Found) -> Sample:
+    """Return a sample of which only the name and the caption are known."""
+    caption = entry.caption
+    return Sample(
+        *(entry.file, entry.file, caption, caption_sha256(caption), UNREAD, UNREAD),
+        *(centre_crop(UNREAD), "train"),
+    )
 
 
 def _origin(run: RunConfig) -> tuple[int, int]:
@@ -306,5 +312,5 @@ def _training_seconds(
         return 0.0
     if steps is None or rate is None:
         return None
-    whole, trained = past.past_seconds(job), _of_any_phase(folder, past.trained_seconds)
+    whole, trained = estimates.past_seconds(job), _of_any_phase(folder, estimates.trained_seconds)
     return max(0.0, (whole or 0.0) - (trained or 0.0)) + steps * rate

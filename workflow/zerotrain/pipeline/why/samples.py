@@ -9,22 +9,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotrain.artifact import MANIFEST
+from zerotrain.config.image_options import WHITE
 from zerotrain.data.captions import prepare_captions
-from zerotrain.data.dataset import Sample, caption_sha256, choose_split, read_dataset
+from zerotrain.data.crop import centre_crop, limit_pixels
+from zerotrain.data.dataset import Dataset, Sample, caption_sha256, choose_split, read_dataset
+from zerotrain.data.decode import read_size
 from zerotrain.data.files import DatasetFiles
 from zerotrain.data.open import open_source
-from zerotrain.data.source import Found
+from zerotrain.data.source import BadImageError, Found, Source
+from zerotrain.data.source_list import source_values
+from zerotrain.data.transparency import read_alpha
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
     from zerotrain.config.data import DataConfig
 
 NAMES_SHOWN = 5
+UNREAD = (96, 64)
+"""Width and height that an image counts with that is not read: the usual shape of a photograph."""
 SHA256 = re.compile("[0-9a-f]{64}")
 QUICK_SAMPLES = 2000
 QUICK_BYTES = 2_000_000
@@ -32,22 +38,13 @@ QUICK_BYTES = 2_000_000
 must not wait for more."""
 
 
-@dataclass(frozen=True)
-class Present:
-    """A sample as the source has it now."""
-
-    file: str
-    image_sha256: str
-    captions_sha256: tuple[str, ...]
-    """Of all captions of which a turn draws one."""
-
-
 @dataclass
 class SampleChanges:
     """The differences between a source and the dataset that was made from it, as file names."""
 
-    samples: list[Present] = field(default_factory=list)
-    """All usable samples of the source, in the dataset's order."""
+    samples: list[Sample] = field(default_factory=list)
+    """All usable samples of the source, in the dataset's order, as far as they are read: without
+    sizes in a quick look, and without masks that are new."""
     images: list[str] = field(default_factory=list)
     """Samples with another image under the same name."""
     captions: list[str] = field(default_factory=list)
@@ -97,7 +94,8 @@ def compare_samples(
     try:
         if quick and (dataset / MANIFEST).stat().st_size > QUICK_BYTES:
             return None
-        samples = read_dataset(dataset).samples
+        published = read_dataset(dataset)
+        samples = published.samples
         if quick and len(samples) > QUICK_SAMPLES:
             return None
         source = open_source(data)
@@ -106,6 +104,7 @@ def compare_samples(
     except (PipelineError, OSError, ValueError, LookupError, TypeError):
         return None
     before = {sample.file for sample in samples}
+    look = _Look(source, data, published, sizes=not quick)
     present, unusable = [], []
     for entry in found:
         one = entry
@@ -117,14 +116,70 @@ def compare_samples(
                 split = choose_split(image, data.holdout)
                 captions = prepare_captions(one.caption, data.part_of(one.file), split)
                 if captions:
-                    present.append(Present(one.file, image, tuple(map(caption_sha256, captions))))
+                    present.append(look.at(one, image, captions))
                 else:
                     one = Found(one.file, reason="nothing is left of its caption")
             except OSError as error:
                 one = Found(one.file, reason=str(error.strerror))
         if one.reason is not None and one.file in before:
             unusable.append(one)
-    return _differences(samples, present, unusable, data.holdout)
+    return _differences(samples, present, unusable)
+
+
+class _Look:
+    """Tells what is new in a source from the dataset that was made of it, and reads the rest."""
+
+    def __init__(
+        self, source: Source, data: DataConfig, published: Dataset, *, sizes: bool
+    ) -> None:
+        self._source, self._data, self._sizes = source, data, sizes
+        # The source of an image decides how large it is, and what is behind it.
+        self._known = {(one.image_sha256, one.source): one for one in published.samples}
+        try:
+            self._former: DataConfig | None = type(data)(**published.artifact.made_by["data"])
+        except (ValueError, LookupError, TypeError):
+            self._former = None
+
+    def at(self, entry: Found, image_sha256: str, captions: Sequence[str]) -> Sample:
+        """Return the sample that an entry becomes."""
+        part = self._data.part_of(entry.file)
+        of_source = source_values(part, entry.repeats)
+        known = self._known.get((image_sha256, of_source.get("source", "")))
+        size = known.original_size if known else self._size(entry.file)
+        return Sample(
+            file=entry.file,
+            image_sha256=image_sha256,
+            caption=captions[0],
+            caption_sha256=caption_sha256(captions[0]),
+            original_size=size,
+            size=limit_pixels(size, part.max_pixels),
+            crop=centre_crop(size),
+            split=choose_split(image_sha256, self._data.holdout),
+            **of_source,
+            other_captions=tuple(captions[1:]),
+            loss_weight=part.loss_weight,
+            background=self._background(entry.file, part.transparent_background.lower(), known),
+            mask=known.mask if known else None,
+            mask_sha256=known.mask_sha256 if known else None,
+        )
+
+    def _size(self, file: str) -> tuple[int, int]:
+        try:
+            return read_size(self._source.read(file)) if self._sizes else UNREAD
+        except BadImageError:
+            return UNREAD
+
+    def _background(self, file: str, colour: str, known: Sample | None) -> str | None:
+        """Return the colour behind an image's transparent pixels, where it is not white."""
+        if colour == WHITE or (known and known.background):
+            return colour if colour != WHITE else None
+        former = self._former.part_of(file) if self._former and known else None
+        if not self._sizes or (former and former.transparent_background.lower() != WHITE):
+            return None  # it had a colour, and no pixel for it
+        try:
+            return colour if read_alpha(self._source.read(file)) is not None else None
+        except (OSError, BadImageError):
+            return None
 
 
 def name_some(names: Sequence[str]) -> str:
@@ -144,7 +199,7 @@ def _sentence(kind: str, names: list[str]) -> str:
 
 
 def _differences(
-    samples: Sequence[Sample], present: list[Present], unusable: list[Found], holdout: float
+    samples: Sequence[Sample], present: list[Sample], unusable: list[Found]
 ) -> SampleChanges:
     before, now = {one.file: one for one in samples}, {one.file: one for one in present}
     gone = before.keys() - now.keys() - {one.file for one in unusable}
@@ -162,23 +217,14 @@ def _differences(
     for old, file in pairs:
         if before[old].image_sha256 != now[file].image_sha256:
             changes.images.append(file)
-        if captions_of(before[old]) != now[file].captions_sha256:
+        if before[old].captions != now[file].captions:
             changes.captions.append(file)
     changes.removed = sorted(gone - {old for old, _ in changes.renamed})
-    split = partial(choose_split, holdout=holdout)
-    trained = _trained((s.image_sha256, captions_of(s), s.split) for s in samples)
-    trains = _trained((s.image_sha256, s.captions_sha256, split(s.image_sha256)) for s in present)
+    trained, trains = _trained(samples), _trained(present)
     changes.trains_same = trained == trains
     changes.trains_same_images = [one for one, _ in trained] == [one for one, _ in trains]
     return changes
 
 
-def captions_of(sample: Sample) -> tuple[str, ...]:
-    """Return the digests of all captions of a published sample."""
-    return (sample.caption_sha256, *map(caption_sha256, sample.other_captions))
-
-
-def _trained(
-    samples: Iterable[tuple[str, tuple[str, ...], str]],
-) -> list[tuple[str, tuple[str, ...]]]:
-    return [(image, caption) for image, caption, split in samples if split == "train"]
+def _trained(samples: Iterable[Sample]) -> list[tuple[str, tuple[str, ...]]]:
+    return [(one.image_sha256, one.captions) for one in samples if one.split == "train"]

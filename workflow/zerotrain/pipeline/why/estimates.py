@@ -1,14 +1,16 @@
-"""What earlier jobs took: seconds from benchmarks and logs, bytes from manifests."""
+"""What a job takes: as earlier ones, by benchmarks, logs and manifests; else by the planner."""
 
 from __future__ import annotations
 
 import csv
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import is_published, read_manifest
+from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 from zerotrain.training.reporting.files import LOG
@@ -99,3 +101,42 @@ def exported_bytes(phase: Path) -> int | None:
     """Return the bytes of a phase's weights and state; None unless it has both."""
     weights, state = (folder_bytes(phase / kind, kind) for kind in ("weights", "state"))
     return None if weights is None or state is None else weights + state
+
+
+@dataclass(frozen=True)
+class PhaseForecast:
+    """The planner's forecast of a phase.
+
+    Attributes:
+        step: Seconds of a step on this machine's GPU; None if the planner does not know it.
+        checkpoints: Bytes of all rolling checkpoints that are kept.
+        exports: Bytes of weights and state.
+    """
+
+    step: float | None
+    checkpoints: int
+    exports: int
+
+
+def forecast_phase(run: RunConfig, name: str) -> PhaseForecast | None:
+    """Forecast a phase; this takes seconds, as it traces a step of the model without weights.
+
+    Returns:
+        None if the planner does not know the model, or the preset is `auto`.
+    """
+    from zerotrain.launch.planner.forecasts import made_base
+    from zerotrain.launch.planner.planner import plan, this_machine  # imports torch
+
+    phase = run.phase(name)
+    if phase.launch.preset == "auto":
+        return None
+    machine = this_machine(phase)
+    try:
+        made = plan(run, name, machine, base=made_base(run), only=(phase.launch.preset,))
+    except PipelineError:
+        return None
+    [predicted] = made.column(made.mode)
+    sizes = {one.name: one.bytes for one in predicted.disk}
+    trained = made.traced.model.trained_parameters
+    step = predicted.time(machine.gpu, trained).seconds if machine.gpu else None
+    return PhaseForecast(step, sizes["rolling checkpoints"], sizes["weights"] + sizes["state"])

@@ -1,0 +1,152 @@
+"""The captions of SimpleTuner's datasets are trained as its options say, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.builders.images import write_pictures
+from tests.builders.refusals import refusal
+
+from zerotrain.config.read import parse_config
+from zerotrain.data.dataset import read_dataset
+from zerotrain.importers.imported_config import ImportedConfig
+from zerotrain.importers.reading import ImportOptions, import_file
+from zerotrain.stages.prepare_dataset import prepare_dataset
+
+DATASET: dict[str, Any] = {
+    "id": "mine", "type": "local", "instance_data_dir": "photos", "resolution": 32,
+    "resolution_type": "pixel", "caption_strategy": "textfile", "instance_prompt": "sks",
+}  # fmt: skip
+EMBEDS: dict[str, Any] = {"id": "texts", "dataset_type": "text_embeds", "default": True}
+
+
+def read(
+    datasets: list[dict[str, Any]], skip: frozenset[str] = frozenset(), **program: Any
+) -> ImportedConfig:
+    """A file of datasets, and for keys of the program a config.json that names it."""
+    Path("sets.json").write_text(json.dumps(datasets))
+    if program:
+        settings = {"model_type": "lora", "data_backend_config": "sets.json", **program}
+        Path("config.json").write_text(json.dumps(settings))
+    return import_file(Path("config.json" if program else "sets.json"), ImportOptions(skip=skip))
+
+
+def captions(found: ImportedConfig) -> dict[str, Any]:
+    """What the section `data` says of captions."""
+    others = {"images", "source", "metadata"}
+    return {name: one for name, one in found.nested()["data"].items() if name not in others}
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, {"caption_strategy": "textfile", "multiline_captions": "split"}),
+        ({"disable_multiline_split": True}, {"caption_strategy": "textfile"}),
+        (
+            {"prepend_instance_prompt": True, "caption_strategy": "filename"},
+            {"caption_strategy": "filename", "caption_prefix": "sks"},
+        ),
+        (
+            {"prepend_instance_prompt": True, "only_instance_prompt": True},
+            {"caption_strategy": "instanceprompt", "instance_prompt": "sks"},
+        ),
+        ({"caption_strategy": "parquet", "parquet": {
+            "path": "a.parquet", "filename_column": "file_name", "caption_column": "text",
+            "identifier_includes_extension": True}}, {}),
+    ],
+)  # fmt: skip
+def test_where_captions_come_from(place: Path, own: dict[str, Any], expected: Any) -> None:
+    """Its lines, a prompt before each, a prompt instead, a table."""
+    found = read([DATASET | own, EMBEDS])
+    assert captions(found) == expected
+    assert found.nested()["data"].get("metadata") == own.get("parquet", {}).get("path")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "start", "kept"), [(None, 1, 1), ("sks,", 0, 1), ("a b, sks", 1, 2), ("sks", 0, 1)]
+)
+def test_shuffled_tags_keep_their_head(
+    place: Path, prompt: str | None, start: int, kept: int
+) -> None:
+    """There a prompt is added to shuffled captions; here its tags are kept ones."""
+    shuffle = {"enable": True, "count": 3, "position_start": start}
+    own = {"caption_shuffle": shuffle, "disable_multiline_split": True}
+    if prompt:
+        own |= {"prepend_instance_prompt": True, "instance_prompt": prompt}
+    found = read([DATASET | own])
+    assert captions(found) == {
+        "caption_strategy": "textfile", "shuffle_caption": True, "caption_variants": 4,
+        "keep_tokens": kept, **({"caption_prefix": prompt} if prompt else {}),
+    }  # fmt: skip
+    told = next(note.reason for note in found.notes if note.ours == "data.shuffle_caption")
+    assert told.endswith("the first tag stays behind instance_prompt") == (prompt == "sks")
+
+
+def test_filters_are_those_of_the_datasets_embeddings(place: Path) -> None:
+    """By name or by default, from a list or a file; the captions are changed by them."""
+    write_pictures(place / "photos", ["an arafed dog, blurry\na cat"], count=1)
+    Path("filters.txt").write_text("blurry\n\ns/dog/hound/\n")
+    other = EMBEDS | {"id": "others", "default": False, "caption_filter_list": ["arafed "]}
+    second = {"id": "second", "text_embeds": "others"}
+    found = read(
+        [DATASET, DATASET | second, EMBEDS | {"caption_filter_list": "filters.txt"}, other]
+    )
+    first, last = found.nested()["data"]["sources"]
+    assert first["caption_filter_list"] == ["blurry"]
+    assert first["caption_replacements"] == {"dog": "hound"}
+    assert last["caption_filter_list"] == ["arafed"]
+    run = {"run": "a", "base": "nano", "phases": [{"name": "a", "until": 1}], **found.nested()}
+    prepare_dataset(parse_config(run, "imported").data, place / "made")
+    assert [one.captions for one in read_dataset(place / "made").samples] == [
+        ("an arafed hound", "a cat"), ("an dog, blurry", "a cat"),
+    ]  # fmt: skip
+
+
+def test_a_regular_expression_is_refused_and_skipped_by_name(place: Path) -> None:
+    """It would remove other words here."""
+    datasets = [DATASET, EMBEDS | {"caption_filter_list": ["this .* has a"]}]
+    assert "'this .* has a' is a regular expression" in refusal(read, datasets)
+    found = read(datasets, frozenset({"data_backend_config.caption_filter_list"}))
+    assert "caption_filter_list" not in captions(found)
+
+
+def test_the_programs_keys_are_those_of_datasets_without_them(place: Path) -> None:
+    """And only_instance_prompt counts for all."""
+    bare = {name: one for name, one in DATASET.items() if name != "instance_prompt"}
+    found = read([bare, EMBEDS], prepend_instance_prompt=True, instance_prompt="sks")
+    assert captions(found)["caption_prefix"] == "sks"
+    own = DATASET | {"only_instance_prompt": False}
+    found = read([own, EMBEDS], only_instance_prompt=True)
+    assert captions(found) == {"caption_strategy": "instanceprompt", "instance_prompt": "sks"}
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"prepend_instance_prompt": True, "instance_prompt": None}, "instance_prompt is missing"),
+        ({"caption_filter_list": ["a"]}, "dataset of text_embeds only: move it there"),
+        ({"caption_shuffle": {"enable": True, "split_on": "space"}}, "split_on is space"),
+        ({"caption_strategy": "parquet"}, "parquet: names no table"),
+        (
+            {"caption_strategy": "parquet", "parquet": {"path": "a.parquet"}},
+            "the columns id and caption are not read from a.parquet",
+        ),
+        (
+            {"type": "huggingface", "dataset_name": "a/b", "caption_strategy": "huggingface",
+             "caption_column": ["a", "b"]},
+            "caption_column is ['a', 'b']",
+        ),
+        (
+            {"type": "huggingface", "dataset_name": "a/b", "caption_strategy": "huggingface",
+             "huggingface": {"filter_func": {}}},
+            "huggingface.filter_func: every row of data/b is trained on",
+        ),
+    ],
+)  # fmt: skip
+def test_captions_that_would_be_others_are_refused(
+    place: Path, own: dict[str, Any], message: str
+) -> None:
+    assert message in refusal(read, [DATASET | own, EMBEDS])
