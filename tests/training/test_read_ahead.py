@@ -1,4 +1,4 @@
-"""Batches that a thread reads are those that the loop would read, and nothing else changes."""
+"""Batches that threads read are those that the loop would read, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from tests.builders.phases import make_tiny_phase
 
 from zerotrain.cache import read_cache
-from zerotrain.training.batches import DEPTH, Batches, ReadAhead
+from zerotrain.training.batches import MOST_AHEAD, READERS, Batches, ReadAhead
 
 CPU = torch.device("cpu")
 SIZE, STRIDE = 2, 4
@@ -29,7 +29,7 @@ class Counted:
         self.bad = bad
         self.enough = threading.Semaphore(0)
 
-    def read(self, first: int, size: int) -> dict[str, torch.Tensor]:
+    def read(self, first: int, size: int, *, pinned: bool) -> dict[str, torch.Tensor]:
         self.threads.add(threading.current_thread().name)
         self.read_first.append(first)
         self.enough.release()
@@ -40,6 +40,10 @@ class Counted:
 
 def ahead(batches: Any) -> ReadAhead:
     return ReadAhead(batches, STRIDE)
+
+
+def reading() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith("read ahead")]
 
 
 def numbers(batches: ReadAhead, first: int) -> list[int]:
@@ -61,17 +65,17 @@ def test_the_order_is_the_loops(inputs: Path) -> None:
 
 
 def test_a_loop_reads_each_batch_once() -> None:
-    """In one thread, no more than DEPTH and the one at hand before they are asked for."""
+    """In its threads, no more than MOST_AHEAD before they are asked for."""
     batches = Counted()
     with ahead(batches) as thread:
         for first in range(8, 40, STRIDE):
             assert numbers(thread, first) == [first, first + 1]
-            assert len(batches.read_first) <= (first - 8) // STRIDE + 1 + DEPTH + 1
-        for _ in range(8 + DEPTH):  # it reads on without being asked
+            assert len(batches.read_first) <= (first - 8) // STRIDE + 1 + MOST_AHEAD
+        for _ in range(8 + MOST_AHEAD):  # it reads on without being asked
             assert batches.enough.acquire(timeout=20)
-    assert batches.read_first == list(range(8, 8 + STRIDE * len(batches.read_first), STRIDE))
-    assert batches.threads == {"read ahead"}
-    assert "read ahead" not in {one.name for one in threading.enumerate()}
+    assert sorted(batches.read_first) == [*range(8, 8 + STRIDE * len(batches.read_first), STRIDE)]
+    assert batches.threads <= {f"read ahead {number}" for number in range(READERS)}
+    assert not reading()
 
 
 def test_a_repeated_batch_is_read_again() -> None:
@@ -102,7 +106,7 @@ def test_the_end_of_the_block_ends_the_thread() -> None:
     with contextlib.suppress(ZeroDivisionError), thread:
         numbers(thread, 0)
         raise ZeroDivisionError
-    assert "read ahead" not in {one.name for one in threading.enumerate()}
+    assert not reading()
 
 
 def test_no_generator_of_the_process_is_drawn_from(inputs: Path) -> None:

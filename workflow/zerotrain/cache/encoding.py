@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.tensor_file import FLOAT_TYPES
@@ -62,6 +65,9 @@ LEAST_IMAGES_ON_GPU = 2
 IMAGES_IN_WINDOW = 1024
 """Images that are encoded before their latents are written, in the order of the keys. A window has
 images of every size; at its end, a batch of each size is filled with copies."""
+BATCHES_AHEAD, BYTES_AHEAD = 4, 256 * 1024 * 1024
+"""Batches of small images that are read while one is encoded, and their bytes; one of large images.
+So images that take longer to read than others leave the encoder at work."""
 PROMPTS_AT_A_TIME = 16
 PROMPTS_WITH_IMAGES_AT_A_TIME = 1
 """A vision tower has many tokens per image: copies that fill a batch would be expensive."""
@@ -272,32 +278,56 @@ class Encoding:
         window = -(-IMAGES_IN_WINDOW // size) * size
         windows = [*_batches(keys, window)]
         by_size = [sorted(held, key=self._view_size) for held in windows]
-        # One pool for all windows and sizes: the next batch is decoded while one is encoded.
+        # One pool for all windows and sizes: the next batches are read while one is encoded.
+        batches: deque[torch.Tensor] = deque()
         read = in_order(
-            self._pixels,
-            chain.from_iterable(by_size),
+            lambda place: self._read_into(*place),
+            self._places(by_size, batches),
             self.settings.data.num_workers,
-            ahead=max((self._batch_size(one) for one in map(self._view_size, keys)), default=0),
+            ahead=max(map(self._images_ahead, {self._view_size(key) for key in keys}), default=0),
         )
-        with closing(read) as pixels:
+        with closing(read):
             for held, chosen in zip(windows, by_size, strict=True):
-                encoded = self._encoded_images(chosen, pixels)
+                encoded = self._encoded_images(chosen, read, batches)
                 found: dict[str, torch.Tensor] = {}
                 for key in held:
                     while key not in found:
                         found.update([next(encoded)])
                     yield {LATENTS: found.pop(key)}
 
+    def _images_ahead(self, size: Size) -> int:
+        batch = self._batch_size(size)
+        return max(batch, min(BATCHES_AHEAD * batch, BYTES_AHEAD // (12 * size[0] * size[1])))
+
+    def _places(
+        self, windows: Iterable[Sequence[str]], batches: deque[torch.Tensor]
+    ) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Give each image its row of a batch [n, 3, H, W] of one size, which is added to `batches`.
+
+        The threads that read fill the rows, so no batch is stacked while the encoder waits.
+        """
+        for keys in windows:
+            for (width, height), group in groupby(keys, key=self._view_size):
+                size = self._batch_size((width, height))
+                for held in _batches(group, size):
+                    batches.append(torch.empty(size, 3, height, width))
+                    yield from zip(held, batches[-1].numpy(), strict=False)
+
+    def _read_into(self, key: str, row: NDArray[np.float32]) -> None:
+        row[...] = self._pixels(key).numpy()
+
     def _encoded_images(
-        self, keys: Sequence[str], pixels: Iterator[torch.Tensor]
+        self, keys: Sequence[str], read: Iterator[None], batches: deque[torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Encode images in batches of one size; `keys` are grouped by size, `pixels` are theirs."""
+        """Encode the batches of `keys`, which are grouped by size, when their images are read."""
         for view_size, group in groupby(keys, key=self._view_size):
-            size = self._batch_size(view_size)
-            for held in _batches(group, size):
-                batch = [*islice(pixels, len(held))]
+            for held in _batches(group, self._batch_size(view_size)):
+                for _ in held:
+                    next(read)
+                batch = batches.popleft()
+                batch[len(held) :] = batch[len(held) - 1]
                 with full_precision():
-                    encoded = self.encoders.encode_images(torch.stack(_filled(batch, size)))
+                    encoded = self.encoders.encode_images(batch)
                 for row, key in enumerate(held):
                     yield key, self._finished(encoded[row], self._samples[key][0].file)
 
@@ -310,7 +340,9 @@ class Encoding:
         images = len(self._conditioning[keys[0]][1])
         size = max(1, self._batch_size((self.pixels, self.pixels)) // images)
         workers = self.settings.data.num_workers
-        pixels = in_order(lambda key: self._stack(self._conditioning[key][1]), keys, workers)
+        pixels = in_order(
+            lambda key: self._stack(self._conditioning[key][1]), keys, workers, ahead=size
+        )
         for batch, held in zip(_batches(pixels, size), _batches(keys, size), strict=True):
             stacked = torch.stack(_filled(batch, size))
             with full_precision():

@@ -211,22 +211,30 @@ def read_cache(folder: Path, *, verify: bool = True) -> Cache | TokenCache:
     return cache
 
 
-def stacked(samples: Sequence[dict[str, torch.Tensor]], device: torch.device) -> Batch:
+def stacked(
+    samples: Sequence[dict[str, torch.Tensor]], device: torch.device, *, pinned: bool = False
+) -> Batch:
     """Stack samples to a batch on a device, except for ON_HOST; 16-bit floats become float32.
 
     Token rows are padded to the longest. If other tensors of one name differ in length, they are
     padded with zeros, and `<name>_mask`, bool [B, T], is true for the original elements.
+
+    Args:
+        samples: The samples, as Cache.sample returns them.
+        device: Where the batch is to be.
+        pinned: Whether to stack in page-locked memory, from which a CUDA GPU copies on its own.
+            torch reuses such memory when the copy is done.
     """
     batch = {}
     for name in samples[0]:
         tensors = [sample[name] for sample in samples]
         if len({tensor.shape for tensor in tensors}) == 1:
-            batch[name] = _together(tensors)
+            batch[name] = _together(tensors, pinned=pinned)
             if name not in ON_HOST:
                 batch[name] = batch[name].to(device)
             continue
         filler = FILLERS.get(name, 0)
-        batch[name] = _together(tensors, filler).to(device)
+        batch[name] = _together(tensors, filler, pinned=pinned).to(device)
         if name not in FILLERS:
             lengths = torch.tensor([len(tensor) for tensor in tensors])
             places = torch.arange(int(lengths.max()))
@@ -234,7 +242,9 @@ def stacked(samples: Sequence[dict[str, torch.Tensor]], device: torch.device) ->
     return batch
 
 
-def _together(tensors: Sequence[torch.Tensor], filler: int = 0) -> torch.Tensor:
+def _together(
+    tensors: Sequence[torch.Tensor], filler: int = 0, *, pinned: bool = False
+) -> torch.Tensor:
     """Stack tensors of one dtype, with shorter ones padded at the end; 16-bit floats as float32.
 
     numpy copies them in the calling thread only: torch would start a second team of threads next to
@@ -243,8 +253,9 @@ def _together(tensors: Sequence[torch.Tensor], filler: int = 0) -> torch.Tensor:
     brain = tensors[0].dtype == torch.bfloat16
     arrays = [(one.view(torch.uint16) if brain else one).numpy() for one in tensors]
     longest = max((array.shape for array in arrays), key=lambda shape: shape[:1])
-    dtype = np.float32 if brain or arrays[0].dtype == np.float16 else arrays[0].dtype
-    whole = np.empty((len(arrays), *longest), dtype)
+    dtype = torch.float32 if brain or tensors[0].dtype == torch.float16 else tensors[0].dtype
+    found = _empty((len(arrays), *longest), dtype, pinned=pinned)
+    whole = found.numpy()
     if any(array.shape != longest for array in arrays):
         whole[...] = filler
     for number, array in enumerate(arrays):
@@ -255,7 +266,15 @@ def _together(tensors: Sequence[torch.Tensor], filler: int = 0) -> torch.Tensor:
             bits <<= 16
         else:
             place[...] = array
-    return torch.from_numpy(whole)
+    return found
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
+    """Allocate a tensor on the host, by numpy if it is not pinned: in huge pages if it is large."""
+    if pinned:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    one = torch.empty(1, dtype=dtype).numpy()
+    return torch.from_numpy(np.empty_like(one, shape=shape))
 
 
 def _unreadable(found: Artifact, error: Exception) -> PipelineError:

@@ -1,7 +1,7 @@
-"""Batches: tensors for positions in the run's endless sequence of samples, read ahead by a thread.
+"""Batches: tensors for positions in the run's endless sequence of samples, read ahead by threads.
 
 A batch depends only on the number of its first sample (zerotrain.data.draws), so reading ahead
-changes no result. The thread uses none of the model's random generators.
+changes no result. The threads use none of the model's random generators.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from queue import SimpleQueue
 from types import TracebackType
 
 import numpy as np
@@ -24,8 +26,13 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.families import Batch
 
 HOST = torch.device("cpu")
-DEPTH = 2
-"""Batches held in host memory, so that one read that takes longer than a step delays no step."""
+READERS = 2
+"""Threads that read batches. Most of the time of an image is the draw of its noise, 0.7 ms at 1024
+pixels a side, in which numpy holds no lock."""
+FEWEST_AHEAD, MOST_AHEAD, BYTES_AHEAD = 2, 8, 64 * 1024 * 1024
+"""Batches that are read before they are asked for: as many as BYTES_AHEAD of host memory hold. The
+smaller a batch, the shorter its step, and the more steps pass while a reader waits for a processor
+or for the disk."""
 
 
 class Batches:
@@ -69,27 +76,34 @@ class Batches:
         shares = [share for share, _ in self._counts] or [1.0]
         batch = phase.train.global_batch_size
         self._order = SampleOrder(phase.seed, buckets, batch, first, shares)
+        self._ordering = threading.Lock()
 
     def batch(self, first: int, size: int, device: torch.device) -> Batch:
         """Return samples `first` to `first + size` of the run, on the device; see `placed`."""
         return move_to_device(self.read(first, size), device)
 
-    def read(self, first: int, size: int) -> Batch:
-        """Return the same batch in host memory.
+    def read(self, first: int, size: int, *, pinned: bool = False) -> Batch:
+        """Return the same batch in host memory, page-locked if a CUDA GPU will copy it.
 
         Any thread may call this: it uses no shared random generator and computes only in the
         calling thread.
         """
-        return stacked([self._sample(p) for p in range(first, first + size)], HOST)
+        samples = [self._sample(p) for p in range(first, first + size)]
+        return stacked(samples, HOST, pinned=pinned)
 
     def _sample(self, position: int) -> dict[str, torch.Tensor]:
         if isinstance(self._cache, TokenCache):
             return self._row(self._cache, position)
         return self._image(self._cache, position)
 
+    def _place(self, position: int) -> tuple[int, int]:
+        """Return epoch and place of a sample; a new epoch's order is drawn by one thread only."""
+        with self._ordering:
+            return self._order.place(position)
+
     def name(self, position: int) -> str:
         """Return the name that a user knows a sample by: its file, or its row in the cache."""
-        _, place = self._order.place(position)
+        _, place = self._place(position)
         number = int(self._train[place % len(self._train)])
         entry = self._cache.entries[number]
         return entry.file if isinstance(entry, Entry) else f"row {number} of the cache"
@@ -129,11 +143,11 @@ class Batches:
         return [places[(shares == share) & (sizes == size)] for share, size in self._counts]
 
     def _row(self, cache: TokenCache, position: int) -> dict[str, torch.Tensor]:
-        _, place = self._order.place(position)
+        _, place = self._place(position)
         return cache.sample(int(self._train[place % len(self._train)]))
 
     def _image(self, cache: Cache, position: int) -> dict[str, torch.Tensor]:
-        epoch, place = self._order.place(position)
+        epoch, place = self._place(position)
         number = int(self._train[place % len(self._train)])
         draw = draw_sample(
             self._phase.seed,
@@ -223,17 +237,65 @@ def move_to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 class _Run:
-    """A sequence of batches, each `stride` samples after the one before."""
+    """A sequence of batches, each `stride` samples after the one before, read by its threads."""
 
-    def __init__(self, first: int, size: int, stride: int) -> None:
-        self.first, self.size, self.stride = first, size, stride
+    def __init__(
+        self, batches: Batches, first: int, size: int, stride: int, *, pinned: bool
+    ) -> None:
+        self.first, self.size = first, size
         """`first` is that of the next batch to be taken."""
-        self.ready: deque[Batch | BaseException] = deque()
-        self.ended = False
+        self._pinned = pinned
+        self._batches, self._stride = batches, stride
+        self._ahead = FEWEST_AHEAD
+        self._ended = False
+        self._coming: deque[SimpleQueue[Batch | BaseException]] = deque()
+        """Where each batch that has been asked for will be, in order."""
+        self._asked: SimpleQueue[tuple[int, SimpleQueue[Batch | BaseException]] | None] = (
+            SimpleQueue()
+        )
+        self._firsts = count(first, stride)
+        self._ask()
+        self._threads = [
+            threading.Thread(target=self._read, name=f"read ahead {number}", daemon=True)
+            for number in range(READERS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def take(self) -> Batch | BaseException:
+        """Return the next batch, or why it cannot be read, and ask for another one."""
+        found = self._coming.popleft().get()
+        self.first += self._stride
+        if not isinstance(found, BaseException):
+            held = sum(tensor.nbytes for tensor in found.values())
+            self._ahead = max(FEWEST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // held))
+        self._ask()
+        return found
+
+    def end(self) -> None:
+        """End the threads after the batches that they are reading."""
+        self._ended = True
+        for _ in self._threads:
+            self._asked.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self) -> None:
+        while len(self._coming) < self._ahead:
+            self._coming.append(SimpleQueue())
+            self._asked.put((next(self._firsts), self._coming[-1]))
+
+    def _read(self) -> None:
+        while (asked := self._asked.get()) is not None and not self._ended:
+            first, place = asked
+            try:
+                place.put(self._batches.read(first, self.size, pinned=self._pinned))
+            except BaseException as error:  # `batch` raises it when the loop reaches this batch
+                place.put(error)
 
 
 class ReadAhead:
-    """Batches in the order of a training loop. A context manager: its thread ends with its block.
+    """Batches in the order of a training loop. A context manager: its threads end with its block.
 
     Args:
         batches: Reads single batches.
@@ -244,9 +306,7 @@ class ReadAhead:
     def __init__(self, batches: Batches, stride: int) -> None:
         self._batches = batches
         self._stride = stride
-        self._turn = threading.Condition()
         self._run: _Run | None = None
-        self._thread: threading.Thread | None = None
 
     def batch(self, first: int, size: int, device: torch.device) -> Batch:
         """Return samples `first` to `first + size` of the run, on the device.
@@ -255,12 +315,10 @@ class ReadAhead:
         """
         run = self._run
         if run is None or (run.first, run.size) != (first, size):
-            run = self._begin(first, size)
-        with self._turn:
-            self._turn.wait_for(lambda: run.ready)
-            batch = run.ready.popleft()
-            run.first += run.stride
-            self._turn.notify_all()
+            self.close()
+            pinned = device.type == "cuda"
+            run = self._run = _Run(self._batches, first, size, self._stride, pinned=pinned)
+        batch = run.take()
         if isinstance(batch, BaseException):
             self.close()
             raise batch
@@ -271,14 +329,10 @@ class ReadAhead:
         return self._batches.name(position)
 
     def close(self) -> None:
-        """End the thread after the batch that it is reading."""
-        with self._turn:
-            if self._run is not None:
-                self._run.ended = True
-            self._turn.notify_all()
-        if self._thread is not None:
-            self._thread.join()
-        self._run = self._thread = None
+        """End the threads after the batches that they are reading."""
+        if self._run is not None:
+            self._run.end()
+        self._run = None
 
     def __enter__(self) -> ReadAhead:
         return self
@@ -290,28 +344,3 @@ class ReadAhead:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _begin(self, first: int, size: int) -> _Run:
-        self.close()
-        run = self._run = _Run(first, size, self._stride)
-        self._thread = threading.Thread(
-            target=self._read, args=(run,), name="read ahead", daemon=True
-        )
-        self._thread.start()
-        return run
-
-    def _read(self, run: _Run) -> None:
-        first = run.first
-        while True:
-            batch: Batch | BaseException
-            try:
-                batch = self._batches.read(first, run.size)
-            except BaseException as error:  # `batch` raises it when the loop reaches this batch
-                batch = error
-            with self._turn:
-                run.ready.append(batch)
-                self._turn.notify_all()
-                self._turn.wait_for(lambda: run.ended or len(run.ready) < DEPTH)
-                if run.ended or isinstance(batch, BaseException):
-                    return
-            first += run.stride
