@@ -28,8 +28,8 @@ NAMES_SHOWN = 5
 SHA256 = re.compile("[0-9a-f]{64}")
 QUICK_SAMPLES = 2000
 QUICK_BYTES = 2_000_000
-"""Samples that a quick look compares, and bytes of the manifest that it reads for that; a dry run
-must not wait for more."""
+"""Samples that a quick look compares, and bytes of the manifest (one JSON, in earlier versions); it
+must not keep a dry run waiting."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def compare_samples(
     try:
         if quick and (dataset / MANIFEST).stat().st_size > QUICK_BYTES:
             return None
-        samples = read_dataset(dataset).samples
+        samples = read_dataset(dataset, verify=not quick).samples
         if quick and len(samples) > QUICK_SAMPLES:
             return None
         source = open_source(data)
