@@ -4,7 +4,9 @@
     python benchmarks/loader.py --samples 1000000 --files 500 --rounds 5
 
 A sample has the tensors of SDXL at 1024 pixels in bf16, 450 KB. `open` maps the index of --samples
-synthetic samples in a process of its own, then prepares the order of a training. `read` takes
+synthetic samples in a process of its own, then prepares the order of a training. `dataset` does the
+same with the samples of a dataset, and with the hundredth part as earlier versions listed them, in
+one JSON. `read` takes
 random samples on one core, warm, of a cache and of one file each with torch.load, in turns: as
 they are, and with the float32 batch that a training makes of them. `feed` trains steps that
 sleep for 5 ms, and measures how long they wait for a batch. Ratios are of one round, given are
@@ -32,14 +34,15 @@ STEP_SECONDS = 0.005
 SIZES = [(1024, 1024), (832, 1216), (1216, 832)]
 
 
-def make_index(folder: Path, samples: int) -> None:
-    """Publish a cache without shards: an index of samples of three sizes, 1 % held out."""
+NOT_CACHED = ("size", "crop", "caption")
+"""Columns of a dataset that a cache's index does not have."""
+
+
+def make_columns(samples: int) -> dict[str, Any]:
+    """Return columns that caches and datasets have: samples of three sizes, 1 % held out."""
     import numpy as np
     import pyarrow as pa
-
-    from zerotrain import artifact
-    from zerotrain.artifact.columns import Columns
-    from zerotrain.cache.layout import Entry, Index, Series, write_index
+    import pyarrow.compute as pc
 
     draw = np.random.default_rng(0)
     numbers = np.arange(samples)
@@ -48,28 +51,66 @@ def make_index(folder: Path, samples: int) -> None:
         data = pa.py_buffer(draw.bytes(32 * samples))
         return pa.FixedSizeBinaryArray.from_buffers(pa.binary(32), samples, [None, data])
 
-    def pairs(values: Any) -> Any:
+    def lists(values: Any) -> Any:
         flat = pa.array(values.astype(np.int32).ravel())
-        return pa.FixedSizeListArray.from_arrays(flat, 2)
+        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+    def joined(*parts: Any) -> Any:
+        return pc.binary_join_element_wise(*(pa.scalar(p, pa.large_string()) if isinstance(p, str)
+                                             else p for p in (*parts, "")))  # fmt: skip
 
     split = pa.DictionaryArray.from_arrays(
         pa.array((numbers % 100 == 7).astype(np.int8)), pa.array(["train", "holdout"])
     )
-    names = pa.array([f"folder-{n // 1000:05d}/image-{n:08d}.jpg" for n in numbers.tolist()])
-    sizes = np.array(SIZES)[draw.integers(len(SIZES), size=samples)]
-    table = pa.table(
-        {
-            "file": names.cast(pa.large_string()),
-            **{name: digests() for name in ("image_sha256", "caption_sha256", "latents", "text")},
-            **{name: pairs(sizes) for name in ("original_size", "target_size")},
-            "crop_top_left": pairs(np.zeros((samples, 2))),
-            "split": split,
-        }
+    folders, images = (
+        pc.utf8_lpad(pa.array(values).cast(pa.large_string()), width, "0")
+        for values, width in ((numbers // 1000, 5), (numbers, 8))
     )
+    sizes = np.array(SIZES)[draw.integers(len(SIZES), size=samples)]
+    return {
+        "file": joined("folder-", folders, "/image-", images, ".jpg"),
+        "caption": joined("a photo of number ", images, ", from the folder ", folders),
+        **{name: digests() for name in ("image_sha256", "caption_sha256", "latents", "text")},
+        **{name: lists(sizes) for name in ("original_size", "target_size", "size")},
+        **{name: lists(np.zeros((samples, n))) for name, n in (("crop_top_left", 2), ("crop", 3))},
+        "split": split,
+    }
+
+
+def make_index(folder: Path, samples: int) -> None:
+    """Publish a cache without shards."""
+    import pyarrow as pa
+
+    from zerotrain import artifact
+    from zerotrain.artifact.columns import Columns
+    from zerotrain.cache.layout import Entry, Index, Series, write_index
+
+    columns = make_columns(samples)
+    table = pa.table({name: columns[name] for name in columns if name not in NOT_CACHED})
     series = Series(2**14, ("latents",), ())
     with artifact.publish(folder, "cache") as draft:
         index = Index(1024, "bf16", 1, Columns(Entry, table), "0" * 64, series, series)
         write_index(draft.folder, index)
+
+
+def make_dataset(folder: Path, samples: int) -> None:
+    """Publish a dataset of images, and in `json` a hundredth of it in one JSON."""
+    import pyarrow as pa
+
+    from zerotrain import artifact
+    from zerotrain.artifact.columns import Columns
+    from zerotrain.data.dataset import IMAGES, KIND, Sample
+    from zerotrain.data.dataset_folder import SAMPLES
+
+    columns = make_columns(samples)
+    names = [name for name in Sample.__dataclass_fields__ if name in columns]
+    table = Columns(Sample, pa.table({name: columns[name] for name in names}))
+    (folder / SAMPLES).parent.mkdir(parents=True)
+    table.write(folder / SAMPLES)
+    content = {"count": {}, "repeats": 1, "identity": "0" * 64}
+    artifact.publish_manifest(folder, KIND, content, files=(SAMPLES,))
+    some = [IMAGES.to_json(one) for one in table[: samples // 100]]
+    artifact.publish_manifest(folder / "json", KIND, {"samples": some, "repeats": 1, "bad": []})
 
 
 def make_cache(folder: Path, count: int) -> None:
@@ -132,29 +173,53 @@ def open_index(folder: Path) -> dict[str, Any]:
     from zerotrain.cache import read_cache
     from zerotrain.training.batches import Batches
 
-    def memory() -> int:
+    spent = Spent()
+    cache = spent.on("open", lambda: read_cache(folder, verify=False))
+    train = len(cache.entries.places("split", "train"))
+    batches = spent.on("prepare", lambda: Batches(cache, phase(train, 64)))
+    spent.on("epoch_order", lambda: batches.name(10**9))
+    return {**spent.found, "entry_microseconds": time_of_one(cache.entries)}
+
+
+def open_dataset(folder: Path) -> dict[str, Any]:
+    """Open a dataset, count an epoch, hash its files; then open the one in one JSON."""
+    from zerotrain.data.dataset import read_dataset
+
+    spent = Spent()
+    dataset = spent.on("dataset_open", lambda: read_dataset(folder, verify=False))
+    spent.on("dataset_epoch_size", lambda: dataset.epoch_size)
+    spent.on("dataset_open_hashed", lambda: read_dataset(folder))
+    spent.on("dataset_json_hundredth", lambda: read_dataset(folder / "json"))
+    return {**spent.found, "sample_microseconds": time_of_one(dataset.samples)}
+
+
+class Spent:
+    """Seconds of works, and the most MB of this process at their ends."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {"import_mb": self._memory()}
+
+    def on(self, name: str, work: Callable[[], Any]) -> Any:
+        """Measure a work, and return what it made."""
+        clock, processor = time.perf_counter(), time.process_time()
+        made = work()
+        self.found[f"{name}_seconds"] = round(time.perf_counter() - clock, 3)
+        self.found[f"{name}_cpu_seconds"] = round(time.process_time() - processor, 3)
+        self.found[f"{name}_peak_mb"] = self._memory()
+        return made
+
+    def _memory(self) -> int:
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) // 1000
 
-    def spend(work: Callable[[], Any], name: str) -> Any:
-        clock, processor = time.perf_counter(), time.process_time()
-        made = work()
-        found[f"{name}_seconds"] = round(time.perf_counter() - clock, 3)
-        found[f"{name}_cpu_seconds"] = round(time.process_time() - processor, 3)
-        found[f"{name}_peak_mb"] = memory()
-        return made
 
-    found: dict[str, Any] = {"import_mb": memory()}
-    cache = spend(lambda: read_cache(folder, verify=False), "open")
-    train = len(cache.entries.places("split", "train"))
-    batches = spend(lambda: Batches(cache, phase(train, 64)), "prepare")
-    spend(lambda: batches.name(10**9), "epoch_order")
-    places = random.Random(0).sample(range(len(cache.entries)), 10_000)
+def time_of_one(records: Any) -> float:
+    """Return the microseconds in which a random record is built."""
+    places = random.Random(0).sample(range(len(records)), 10_000)
     start = time.process_time()
     for place in places:
-        cache.entries[place]
-    spent = time.process_time() - start
-    return {**found, "entry_microseconds": round(1e6 * spent / len(places), 1)}
+        records[place]
+    return round(1e6 * (time.process_time() - start) / len(places), 1)
 
 
 def rate(work: Callable[[int], object], places: list[int]) -> float:
@@ -234,6 +299,15 @@ def feed(folder: Path, count: int, batch: int, steps: int) -> dict[str, Any]:
     }
 
 
+def in_a_process(option: str, folder: Path) -> dict[str, Any]:
+    """Call this script, so that its memory is that of one work."""
+    command = [sys.executable, __file__, option, str(folder)]
+    found: dict[str, Any] = json.loads(
+        subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    )
+    return found
+
+
 def overhead(folder: Path, count: int) -> float:
     """Return the percentage by which a cache's files exceed its tensors."""
     import math
@@ -252,9 +326,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--folder", type=Path, help="where the data is made; default: /tmp")
     parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--open-dataset", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.open:
         print(json.dumps(open_index(options.open)))
+        return
+    if options.open_dataset:
+        print(json.dumps(open_dataset(options.open_dataset)))
         return
     import torch
 
@@ -263,10 +341,15 @@ def main() -> None:
         folder = Path(name)
         make_index(folder / "large", options.samples)
         size = (folder / "large" / "index.arrow").stat().st_size
-        command = [sys.executable, __file__, "--open", str(folder / "large")]
-        result = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        result = in_a_process("--open", folder / "large")
         result |= {"index_bytes_per_sample": round(size / options.samples, 1)}
         print("open", result, flush=True)
+        make_dataset(folder / "dataset", options.samples)
+        size = (folder / "dataset/samples/samples.arrow").stat().st_size
+        opened = in_a_process("--open-dataset", folder / "dataset")
+        del opened["import_mb"]
+        result |= {**opened, "dataset_bytes_per_sample": round(size / options.samples, 1)}
+        print("dataset", opened, flush=True)
         make_cache(folder, options.files)
         result |= {"overhead_percent": overhead(folder, options.files)}
         for batch in (1, 4):

@@ -6,12 +6,20 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
 
 from zerotrain.artifact.columns import BLOCK, Columns, read_columns
+
+
+class Part(NamedTuple):
+    """A record in a tuple."""
+
+    name: str
+    sha256: str
+    size: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,7 @@ class Record:
     keys: tuple[str, ...] | None = None
     words: tuple[str, ...] = ()
     boxes: tuple[tuple[int, int], ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,8 @@ RECORDS = [
     record(1, weight=0.1, used=False, key=sha256(7), note=sha256(1)),
     record(2, keys=(), words=("", "a b"), boxes=((1, 2), (3, 4))),
     record(3, keys=(sha256(1), sha256(2)), note=sha256(3)),
-    record(4, words=("c",), boxes=((5, 6),)),
+    record(4, words=("c",), boxes=((5, 6),), parts=(Part("p", sha256(8), (1, 2)),)),
+    record(5, parts=(Part("", sha256(9), (3, 4)), Part("q", sha256(8), (5, 6)))),
 ]
 
 
@@ -73,8 +83,8 @@ def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert found != RECORDS[::-1]
     assert found != RECORDS[:-1]
     assert (found[-1], found[1:3]) == (RECORDS[-1], RECORDS[1:3])
-    with pytest.raises(IndexError, match="record 5 of 5"):
-        found[5]
+    with pytest.raises(IndexError, match="record 6 of 6"):
+        found[6]
     many = [record(number) for number in range(BLOCK + 2)]
     assert [*written(tmp_path / "b", many)] == many
     assert [*written(tmp_path / "c", [])] == []
@@ -84,19 +94,22 @@ def test_fields_are_read_without_the_records(tmp_path: Path) -> None:
     found = written(tmp_path / "a", RECORDS)
     for name in Record.__dataclass_fields__:
         read = found.column(name)
-        assert [read(i) for i in range(5)] == [getattr(one, name) for one in RECORDS]
+        assert [read(i) for i in range(6)] == [getattr(one, name) for one in RECORDS]
     sizes = found.numbers("size")
-    assert (sizes.dtype, sizes.tolist()) == (np.int32, [[i, -i] for i in range(5)])
-    assert found.numbers("large").tolist() == [i * 2**40 for i in range(5)]
+    assert (sizes.dtype, sizes.tolist()) == (np.int32, [[i, -i] for i in range(6)])
+    assert found.numbers("large").tolist() == [i * 2**40 for i in range(6)]
     assert found.places("side", "left").tolist() == [0, 3]
     assert found.places("sha256", sha256(4)).tolist() == [4]
     assert found.places("sha256", "no digest").tolist() == []
     assert found.places("keys", sha256(2)).tolist() == [3]
     assert found.places("words", "a b").tolist() == [2]
+    assert found.places("parts.sha256", sha256(8)).tolist() == [4, 5]
+    assert found.places("parts.name", "q").tolist() == [5]
     plain = written(tmp_path / "b", RECORDS[:1])
     assert plain.numbers("weight").tolist() == [1.0]
     assert plain.places("used", True).tolist() == [0]
     assert plain.places("words", "a").tolist() == []
+    assert plain.places("parts.name", "q").tolist() == []
 
 
 def test_another_optional_field_changes_no_file(tmp_path: Path) -> None:
@@ -106,7 +119,7 @@ def test_another_optional_field_changes_no_file(tmp_path: Path) -> None:
     assert [*read_columns(tmp_path / "a", Later)] == later
     written(tmp_path / "b", later, Later)
     assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
-    assert read_columns(tmp_path / "a", Later).numbers("others").tolist() == 5 * [[1, 2]]
+    assert read_columns(tmp_path / "a", Later).numbers("others").tolist() == 6 * [[1, 2]]
 
 
 def test_a_file_of_another_class_or_cut_off_is_refused(tmp_path: Path) -> None:

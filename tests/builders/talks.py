@@ -11,8 +11,8 @@ from zerotrain.artifact import file_sha256
 from zerotrain.cache import TokenCache, read_cache
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.data.conversation import Message, conversation, conversations_content
-from zerotrain.data.dataset import KIND
+from zerotrain.data import dataset_folder
+from zerotrain.data.conversation import TEXTS, Message, conversation
 from zerotrain.models.base import part_digests
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 
@@ -41,8 +41,7 @@ def publish_dataset(folder: Path, talks=TALKS, *, holdout: int = 1) -> Path:
         share = 0.999999 if number >= len(talks) - holdout else 0.0
         messages = [Message("user", question), Message("assistant", answer)]
         samples.append(conversation(f"line {number}", messages, share))
-    content = conversations_content(samples, repeats=2, bad=[])
-    artifact.publish_manifest(folder, KIND, content, made_by={})
+    dataset_folder.publish_dataset(folder, TEXTS, samples, repeats=2)
     return folder
 
 

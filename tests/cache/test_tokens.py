@@ -12,8 +12,8 @@ from zerotrain import artifact
 from zerotrain.artifact import file_sha256
 from zerotrain.cache import stacked
 from zerotrain.cache.token_layout import pack
-from zerotrain.data.conversation import Message, conversation, conversations_content
-from zerotrain.data.dataset import KIND
+from zerotrain.data import dataset_folder
+from zerotrain.data.conversation import TEXTS, Message, conversation
 from zerotrain.errors import PipelineError
 from zerotrain.models.base import part_digests
 from zerotrain.models.families import load_family
@@ -82,8 +82,9 @@ def test_what_a_chat_template_does_not_show_is_counted_and_what_it_refuses_is_na
 ):
     """Answers that stand otherwise once more turns follow; the turns, by where they stand."""
     talk = [Message("user", "1+2="), Message("assistant", "3")] * 2
-    content = conversations_content([conversation("line 1", talk, 0.0)], repeats=1, bad=[])
-    artifact.publish_manifest(tmp_path / "data", KIND, content, made_by={})
+    dataset_folder.publish_dataset(
+        tmp_path / "data", TEXTS, [conversation("line 1", talk, 0.0)], repeats=1
+    )
     shown = "{{ m.content if loop.last or m.role == 'user' else '...' }}"
     turns = f"{{% for m in messages %}}{shown}\n{{% endfor %}}"
 

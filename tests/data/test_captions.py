@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tests.builders.refusals import refused
 
 from zerotrain.config.captions import CaptionConfig
 from zerotrain.data.captions import edit_captions, prepare_captions, vary_captions
+from zerotrain.data.dataset import read_dataset
 from zerotrain.data.source import Found
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
@@ -130,11 +130,10 @@ def test_the_manifest_holds_the_captions_that_are_trained(tmp_path, capsys):
     prepare_dataset(make_image_config(images, data=options).data, tmp_path / "dataset")
     shown = capsys.readouterr().out
     assert "captions changed, of 12: caption_prefix 12\n" in shown
-    samples = json.loads((tmp_path / "dataset" / "manifest.json").read_text())["content"]["samples"]
-    for sample in samples:
-        captions = [sample["caption"], *sample.get("other_captions", ())]
-        assert len(captions) == (3 if sample["split"] == "train" else 1)
-        number = sample["file"].removesuffix(".png")
+    for sample in read_dataset(tmp_path / "dataset").samples:
+        captions = sample.captions
+        assert len(captions) == (3 if sample.split == "train" else 1)
+        number = sample.file.removesuffix(".png")
         assert all(
             sorted(c.split(", ")) == sorted(["sks", "a", "b", f"c{number}"]) for c in captions
         )

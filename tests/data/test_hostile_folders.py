@@ -18,6 +18,7 @@ from tests.builders.refusals import refused
 from zerotrain.config.data import DataConfig
 from zerotrain.data.caption_file import MOST_BYTES
 from zerotrain.data.dataset import Sample, read_dataset
+from zerotrain.data.dataset_folder import read_bad
 from zerotrain.data.files import DatasetFiles, walk
 from zerotrain.data.source import MOST_IMAGE_BYTES, Found
 from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -65,7 +66,7 @@ def prepare(
         assert f"{bad} of " in refused(prepare_dataset, short, output).what
     prepare_dataset(DataConfig.model_validate({**data, "max_bad_samples": bad}), output)
     dataset = read_dataset(output)
-    listed = {entry["file"]: entry["reason"] for entry in dataset.artifact.content["bad"]}
+    listed = {entry["file"]: entry["reason"] for entry in read_bad(dataset.artifact)}
     assert len(listed) == bad
     return list(dataset.samples), listed
 

@@ -20,7 +20,7 @@ from tests.builders.runs import make_run
 from zerotrain.cache import Entry
 from zerotrain.config.data import DataConfig
 from zerotrain.config.read import parse_config
-from zerotrain.data.dataset import Dataset, read_dataset
+from zerotrain.data.dataset import IMAGES, Dataset, read_dataset
 from zerotrain.data.files import DatasetFiles, walk
 from zerotrain.data.open import source_files
 from zerotrain.data.order import SampleOrder, repeat_in_rounds
@@ -72,7 +72,7 @@ def test_samples_are_named_by_their_source(folders):
     assert [one.is_regularisation_data for one in found.samples] == [False] * 3 + [True] * 2
     assert [one.size for one in found.samples] == [(16, 16)] * 3 + [(8, 8)] * 2
     assert found.epoch_size == 11
-    first, *_, last = found.artifact.content["samples"]
+    first, *_, last = map(IMAGES.to_json, found.samples)
     assert {*first} - {*last} == {"repeats"}
     assert {*last} - {*first} == {"is_regularisation_data"}
 

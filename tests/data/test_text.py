@@ -12,6 +12,7 @@ import pytest
 
 from zerotrain.config.data import DataConfig
 from zerotrain.data.conversation import Conversation, read_conversations
+from zerotrain.data.dataset_folder import read_bad
 from zerotrain.data.open import source_files
 from zerotrain.data.source import Found
 from zerotrain.data.text import read_conversations_of
@@ -202,7 +203,7 @@ def test_bad_rows_are_counted_and_named(tmp_path):
     prepare_dataset(config(file, max_bad_samples=2), tmp_path / "out")
     kept = read_conversations(tmp_path / "out")
     assert [sample.file for sample in kept.samples] == ["rows.jsonl line 1"]
-    assert len(kept.artifact.content["bad"]) == 2
+    assert len(read_bad(kept.artifact)) == 2
 
 
 def test_a_split_follows_from_the_first_question_alone(tmp_path):

@@ -10,9 +10,8 @@ import torch
 from tests.builders.talks import publish_dataset, run_config
 from tests.families.texts import asked
 
-from zerotrain import artifact
-from zerotrain.data.conversation import Message, conversation, conversations_content
-from zerotrain.data.dataset import KIND
+from zerotrain.data import dataset_folder
+from zerotrain.data.conversation import TEXTS, Message, conversation
 from zerotrain.evaluation.report_page import PhaseFacts, render_page
 from zerotrain.evaluation.results import ANSWERS, Answer, read_answers
 from zerotrain.evaluation.text import EvaluateSettings, measure_text
@@ -124,8 +123,9 @@ def test_trained_examples_are_measured_where_the_run_says_so(bases, tmp_path):
 def test_the_prompt_to_try_is_the_last_question_alone(bases, tmp_path):
     """The table shows all turns before the answer; a command takes one."""
     talk = [Message("system", "add"), *asked("1+1=", "2").messages, *asked("5+1=", "6").messages]
-    content = conversations_content([conversation("line 1", talk, 0.0)], repeats=1, bad=[])
-    artifact.publish_manifest(tmp_path / "data", KIND, content, made_by={})
+    dataset_folder.publish_dataset(
+        tmp_path / "data", TEXTS, [conversation("line 1", talk, 0.0)], repeats=1
+    )
     settings = EvaluateSettings.of(run_config(), "one")
     made = measure_text(settings, tmp_path / "data", bases["causal_lm"], "cpu")
     made.write(tmp_path)

@@ -17,6 +17,7 @@ from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.cli.inspection import trace as command
 from zerotrain.config.data import DataConfig
+from zerotrain.data.dataset import read_dataset
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 ENGINE = {"preset": "torch", "engine": "torch"}
@@ -83,8 +84,8 @@ def build() -> None:
     prepare_dataset(data, Path("results/data/cats"))
     dataset = artifact.read(Path("results/data/cats"), "dataset")
     entries = [
-        {key: sample[key] for key in ("file", "image_sha256", "split")}
-        for sample in dataset.content["samples"]
+        {key: getattr(sample, key) for key in ("file", "image_sha256", "split")}
+        for sample in read_dataset(dataset.folder).samples
     ]
     base = published("results/cats/base", "base", {"unet/config.json": "{}"}, {}, family="sdxl")
     files = {"index.json": json.dumps({"entries": entries}), "latents.safetensors": "latents"}

@@ -8,13 +8,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from tests.builders.datasets import edit_samples, to_earlier_form
 from tests.lineage.conftest import trace
 
 from zerotrain import artifact
 from zerotrain.artifact.columns import Columns
 from zerotrain.cache import Entry
 from zerotrain.config.data import DataConfig
-from zerotrain.pipeline.lineage.image import _seen_in_columns
+from zerotrain.data.dataset import read_dataset
+from zerotrain.pipeline.lineage.image import IMAGES_OF_ENTRY, _seen_in_columns
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 RUN = "results/cats"
@@ -22,8 +24,7 @@ RUN = "results/cats"
 
 def samples() -> dict[str, str]:
     """Split by file of the dataset as it lies here."""
-    content = artifact.read(Path("results/data/cats"), "dataset").content
-    return {sample["file"]: sample["split"] for sample in content["samples"]}
+    return {one.file: one.split for one in read_dataset(Path("results/data/cats")).samples}
 
 
 def one_of(split: str) -> str:
@@ -81,14 +82,21 @@ def test_an_image_of_no_dataset_is_a_sentence(chain: Path) -> None:
 def test_a_dataset_that_has_lost_the_image_hides_nothing(chain: Path) -> None:
     """The cache that weights were trained on knows it, whatever the dataset says by now."""
     file = one_of("train")
-    path = Path("results/data/cats/manifest.json")
-    manifest = json.loads(path.read_text())
-    content = manifest["content"]
-    content["samples"] = [one for one in content["samples"] if one["file"] != file]
-    path.write_text(json.dumps(manifest))
+    edit_samples(
+        Path("results/data/cats"), lambda samples: [one for one in samples if one.file != file]
+    )
     found = uses(f"photos/{file}")
     assert found["datasets"] == {}
     assert len(found["weights"]) == 3
+
+
+def test_a_dataset_of_an_earlier_version_is_read(chain: Path) -> None:
+    """Its samples are in one JSON; what was made from it names the same identity."""
+    image = f"photos/{one_of('train')}"
+    before = uses(image)
+    to_earlier_form(Path("results/data/cats"))
+    assert uses(image) == before
+    assert trace(f"{RUN}/offload/weights")[0] == 0
 
 
 def test_weights_whose_chain_is_cut_are_named(chain: Path) -> None:
@@ -193,6 +201,10 @@ def test_an_image_is_found_in_the_columns_of_a_cache() -> None:
         Entry("c.png", image, *rest, "train"),
     ]
     columns = Columns.of(Entry, entries)
-    assert _seen_in_columns(columns, image) == {"a.png": "train", "c.png": "train"}
-    assert _seen_in_columns(columns, other) == {"a.png": "train", "b.png": "holdout"}
-    assert _seen_in_columns(columns, artifact.digest("none")) == {}
+
+    def found(sha256: str) -> Any:
+        return _seen_in_columns(columns, IMAGES_OF_ENTRY, sha256)
+
+    assert found(image) == {"a.png": "train", "c.png": "train"}
+    assert found(other) == {"a.png": "train", "b.png": "holdout"}
+    assert found(artifact.digest("none")) == {}

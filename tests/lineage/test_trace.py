@@ -13,17 +13,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders.datasets import edit_samples
 from tests.lineage import conftest
 from tests.lineage.conftest import trace
 
 from zerotrain import artifact, cli
 from zerotrain.cache.record import Record, write_record
 from zerotrain.config.data import DataConfig
+from zerotrain.data.conversation import TEXTS
+from zerotrain.data.dataset import IMAGES
 from zerotrain.data.source import DIGITS
 from zerotrain.pipeline.lineage.facts import facts_of
 from zerotrain.pipeline.lineage.verify import Files
@@ -47,6 +51,7 @@ FILES = (
     *(f"{RUN}/plain/state/state.json", f"{RUN}/plain/state/master.safetensors"),
     *(f"{RUN}/base/unet/config.json",),
     *(f"results/data/cats/cache/64/{name}" for name in ("index.json", "latents.safetensors")),
+    "results/data/cats/samples/samples.arrow",
     *(f"photos/{name}.{end}" for name in PHOTOS for end in ("ppm", "txt")),
 )  # fmt: skip
 """Every file that the chain of those weights rests on, but for manifests."""
@@ -76,7 +81,7 @@ def test_a_whole_chain_reaches_the_images(chain: Path) -> None:
     code, said = trace(WEIGHTS)
     assert code == 0
     assert said.splitlines()[-1] == (
-        "whole: 9 folders, 13 files (1.4 kB) and 4 samples are what the manifests say"
+        "whole: 9 folders, 14 files (4.2 kB) and 4 samples are what the manifests say"
     )
     found = document()
     kinds = [entry["kind"] for entry in found["artifacts"]]
@@ -84,7 +89,7 @@ def test_a_whole_chain_reaches_the_images(chain: Path) -> None:
         *("weights", "checkpoint", "launch", "cache", "dataset", "source", "base"),
         *("state", "checkpoint", "launch"),
     ]
-    assert sum(entry["files"] for entry in found["artifacts"]) == 13
+    assert sum(entry["files"] for entry in found["artifacts"]) == 14
     assert found["artifacts"][1]["facts"] == {
         **{"run": "cats", "phase": "offload", "step": 7, "samples": 14, "optimizer": "adamw"},
         **{"learning_rate": 0.001, "preset": "torch"},
@@ -620,12 +625,16 @@ def test_built_in_data_is_made_again_and_compared(chain: Path, source: Any) -> N
     """A sample that the manifest has otherwise is named."""
     prepare_dataset(DataConfig(source=source), Path("results/data/own"))
     assert named("results/data/own") == []
-    content = json.loads(Path("results/data/own/manifest.json").read_text())["content"]
-    sample = (content.get("samples") or content["conversations"])[1]
-    sample["sha256" if source == "sums" else "image_sha256"] = "0" * 64
-    edit("results/data/own", content=content)
+    of, name = (TEXTS, "sha256") if source == "sums" else (IMAGES, "image_sha256")
+
+    def other(samples: Sequence[Any]) -> Sequence[Any]:
+        return [samples[0], replace(samples[1], **{name: "0" * 64}), *samples[2:]]
+
+    edit_samples(Path("results/data/own"), other, of)
     where = "sums: sums 2" if source == "sums" else "digits: scan-0001"
-    assert named("results/data/own") == [("different", where)]
+    assert named("results/data/own") == sorted(
+        [("different", where), ("different", "results/data/own")]
+    )
 
 
 def test_the_examples_file_is_named(chain: Path, monkeypatch: pytest.MonkeyPatch) -> None:

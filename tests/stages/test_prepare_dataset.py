@@ -9,11 +9,16 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tests.builders.datasets import to_earlier_form
 from tests.builders.refusals import refused
 
+from zerotrain import artifact
 from zerotrain.config.data import DataConfig
-from zerotrain.data.dataset import ConditioningImage, read_dataset
+from zerotrain.data.conversation import TEXTS, read_conversations
+from zerotrain.data.dataset import IMAGES, ConditioningImage, read_dataset
+from zerotrain.data.dataset_folder import read_bad
 from zerotrain.errors import PipelineError
+from zerotrain.pipeline.rebuild import look_at
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 
@@ -87,7 +92,7 @@ def test_conditioning_images_are_listed_with_hash_size_and_crop(folder, capsys):
 def test_without_conditioning_images_the_manifest_is_what_it_was(folder):
     """No key of theirs, neither in its content nor in what it was made by."""
     dataset = read_dataset(prepare(folder))
-    assert sorted(dataset.artifact.content["samples"][0]) == [
+    assert sorted(IMAGES.to_json(dataset.samples[0])) == [
         *("caption", "caption_sha256", "crop", "file", "image_sha256", "original_size"),
         *("size", "split"),
     ]
@@ -190,14 +195,14 @@ def test_bad_samples_are_refused_above_the_limit_and_listed(folder, capsys):
     output = prepare(folder, max_bad_samples=2)
     dataset = read_dataset(output)
     assert [sample.file for sample in dataset.samples] == ["2.png", "3.png", "4.png"]
-    assert dataset.artifact.content["bad"] == [
+    assert read_bad(dataset.artifact) == [
         {"file": "0.png", "reason": "empty file (0 bytes)"},
         {"file": "1.png", "reason": "no caption: no 1.txt next to it"},
     ]
     assert dataset.artifact.content["count"]["bad"] == 2
     warning = capsys.readouterr().err
-    assert "WARNING: 2 of 5 samples are bad and left out; `bad` in " in warning
-    assert f"{output}/manifest.json lists them" in warning
+    assert "WARNING: 2 of 5 samples are bad and left out; " in warning
+    assert f"{output}/samples/bad.jsonl lists them" in warning
 
 
 def test_a_long_list_is_cut_in_the_message_only(folder):
@@ -207,7 +212,7 @@ def test_a_long_list_is_cut_in_the_message_only(folder):
     error = refused(prepare, folder)
     assert error.what.count("\n") == 11
     assert error.what.endswith("29.png: not an image that Pillow can read\n       and 3 more")
-    listed = read_dataset(prepare(folder, max_bad_samples=13)).artifact.content["bad"]
+    listed = read_bad(read_dataset(prepare(folder, max_bad_samples=13)).artifact)
     assert len(listed) == 13
 
 
@@ -238,3 +243,70 @@ def test_caches_in_the_folder_stay(folder):
     cache.write_text("{}")
     prepare(folder)
     assert cache.is_file()
+
+
+def test_the_identity_is_that_of_one_json_with_all_samples(folder):
+    """As earlier versions computed it: caches, states and reports that name a dataset stay its."""
+    edges = folder.parent / "edges"
+    edges.mkdir()
+    for number in range(1, 5):
+        write_image(edges / f"{number}.png", number)
+    output = prepare(folder, conditioning_images=str(edges), max_bad_samples=1, holdout=0.3)
+    published = artifact.read(output, "dataset")
+    to_earlier_form(output)
+    earlier = artifact.read(output, "dataset")
+    assert [one["conditioning"] for one in earlier.content["samples"]] == [
+        [
+            {
+                "file": f"{number}.png",
+                "image_sha256": hashlib.sha256((edges / f"{number}.png").read_bytes()).hexdigest(),
+                "original_size": [30, 20],
+                "crop": [5, 0, 20],
+            }
+        ]
+        for number in range(1, 5)
+    ]
+    rest = {"kind": "dataset", "files": {}}
+    assert published.identity == artifact.digest({**rest, "content": earlier.content})
+    assert published.identity == earlier.identity
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["images", "text"])
+def test_a_dataset_of_an_earlier_version_stays_as_it_is_until_its_content_changes(folder, text):
+    """Its manifest keeps its bytes, so that nothing is encoded or evaluated again."""
+    if text:
+        rows = folder.parent / "rows.jsonl"
+        rows.write_text('{"instruction": "1+2=", "output": "3"}\n{"instruction": "a"}\n')
+        options, of, read = {"source": "text", "path": str(rows)}, TEXTS, read_conversations
+    else:
+        (folder / "1.txt").unlink()
+        options, of, read = {"images": str(folder), "num_workers": 0}, IMAGES, read_dataset
+    data = DataConfig.model_validate({**options, "max_bad_samples": 1})
+    output = folder.parent / "dataset"
+    prepare_dataset(data, output)
+    samples, bad = [*read(output).samples], read_bad(read(output).artifact)
+    before = to_earlier_form(output, of)
+    earlier = read(output)
+    assert [*earlier.samples] == samples != []
+    assert read_bad(earlier.artifact) == bad != []
+    prepare_dataset(data, output)
+    assert (output / "manifest.json").read_bytes() == before
+    prepare_dataset(data.model_copy(update={"repeats": 2}), output)
+    changed = read(output)
+    assert "samples/samples.arrow" in changed.artifact.files
+    assert [*changed.samples] == samples
+
+
+def test_a_damaged_or_other_list_of_samples_is_refused(folder):
+    """Instead of read as something else; a plan prepares the dataset again."""
+    output = prepare(folder)
+    file = output / "samples/samples.arrow"
+    content = file.read_bytes()
+    with pytest.raises(PipelineError, match=r"samples\.arrow: .*unknown columns"):
+        read_conversations(output)
+    assert look_at(output, {}) == []
+    file.write_bytes(content[:-9])
+    assert refused(read_dataset, output).what.startswith(f"{file}: {len(content) - 9} bytes")
+    assert [one.path for one in look_at(output, {})] == [file]
+    file.write_bytes(content[:100] + b"?" + content[101:])
+    assert refused(read_dataset, output).what.startswith(f"{file}: sha256 ")

@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
-from zerotrain.data.dataset import Sample, dataset_content
+from zerotrain.data import dataset_folder
+from zerotrain.data.dataset import IMAGES, Sample
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner import planner
 from zerotrain.launch.run_yaml import read_run_yaml
@@ -28,8 +29,7 @@ def publish_dataset(folder: Path, *, train: int, holdout: int = 0, repeats: int 
                "train" if i < train else "holdout")
         for i in range(train + holdout)
     ]  # fmt: skip
-    content = dataset_content(samples, repeats=repeats, bad=[])
-    artifact.publish_manifest(folder, "dataset", content)
+    dataset_folder.publish_dataset(folder, IMAGES, samples, repeats=repeats)
     return folder
 
 

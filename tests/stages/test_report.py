@@ -17,7 +17,8 @@ from tests.builders.states import HISTORY, RAN_ON, make_position
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
 from zerotrain.data.contact_sheet import GAP, cell_size
-from zerotrain.data.dataset import Sample, dataset_content
+from zerotrain.data.dataset import IMAGES, Sample
+from zerotrain.data.dataset_folder import publish_dataset
 from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats.loading_code import loading_code
@@ -204,8 +205,7 @@ def test_the_page_says_what_it_was_made_of(settings, tmp_path):
         Sample(name, source.sha256(name), "a digit", "", size, size, (0, 0, min(size)), "train")
         for name, size in sizes.items()
     ]
-    content = dataset_content(samples, repeats=1, bad=[])
-    artifact.publish_manifest(tmp_path / "data", "dataset", content, made_by={})
+    publish_dataset(tmp_path / "data", IMAGES, samples, repeats=1)
     with artifact.publish(
         only / "evaluation",
         "evaluation",

@@ -175,6 +175,8 @@ def main():
             (path.parent / "payload.bin").write_bytes(payload.digest())
             of_payload = sha256(path.parent / "payload.bin")
             files["payload.bin"] = {"sha256": of_payload, "bytes": payload.digest_size}
+        if stage == "prepare_dataset":  # DVC stores it
+            (path.parent / "samples").mkdir(exist_ok=True)
         kind = "dataset" if stage == "prepare_dataset" else path.parent.name
         parents = {}
         if stage == "build_base" and "dataset" in options:

@@ -83,7 +83,9 @@ def test_dvc_stages_are_the_jobs_of_the_graph(project, tmp_path):
         for keys in stage.get("params", []):
             for key in keys["config/config.yaml"]:
                 assert stands_in(given, key), key
-    assert stages["prepare_dataset"]["outs"] == ["results/data/tiny/manifest.json"]
+    assert stages["prepare_dataset"]["outs"] == [
+        *("results/data/tiny/manifest.json", "results/data/tiny/samples")
+    ]
     assert "photos" in stages["prepare_dataset"]["deps"]
     # A preset that is built stays as it is when its dataset is edited.
     assert stages["prepare_dataset"]["outs"][0] not in stages["build_base"]["deps"]

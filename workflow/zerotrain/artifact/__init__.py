@@ -7,7 +7,8 @@ A folder counts as complete only once it has its manifest.json. Format version 1
      "parents": {"dataset": {"path": "...", "identity": "..."}}, "made_by": {...}}
 
 The *identity* of a folder is a digest of its kind, content and files: folders with the same
-identity are interchangeable, whatever made them. Files under ``records/`` (logs, timings) are
+identity are interchangeable, whatever made them. A dataset states it in its content, as its samples
+are in files. Files under ``records/`` (logs, timings) are
 listed and checked but are not part of the identity.
 
 `manifest` reads, `damage` compares files with the manifest, `verdicts` stores hashes, `rebuilding`
@@ -33,6 +34,7 @@ from zerotrain.artifact.manifest import (
     read_around,
     read_manifest,
     sizes_digest,
+    streamed_digest,
     write_json,
 )
 from zerotrain.artifact.publication import UnpublishedFolder, publish, publish_manifest
@@ -66,6 +68,7 @@ __all__ = [
     "replacing",
     "scratch_folder",
     "sizes_digest",
+    "streamed_digest",
     "take_in",
     "write_json",
     "write_whole",

@@ -2,19 +2,29 @@
 
 Each field is a column (https://arrow.apache.org/docs/format/Columnar.html, the IPC file format, one
 record batch, uncompressed). sha256 digests take 32 bytes, whole numbers four or eight, a Literal
-one; tuples are lists. A column whose values are all the field's default is left out, and a null is
-the default: when a class gets another optional field, files stay readable and equal to the byte.
+one; tuples are lists, and records in tuples are structs. A column whose values are all the field's
+default is left out, and a null is the default: when a class gets another optional field, files stay
+readable and equal to the byte.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, get_origin, get_type_hints, overload
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +43,7 @@ class Columns(Sequence[T], Generic[T]):
     """The records of a file or of a list; each is built when it is asked for.
 
     Args:
-        record: The dataclass.
+        record: The dataclass. Tuples may hold records, of a dataclass or NamedTuple without None.
         table: The columns of some of its fields.
         content: The table's name in messages.
 
@@ -45,6 +55,7 @@ class Columns(Sequence[T], Generic[T]):
         self._record = record
         self._table = table
         self._defaults = _defaults(record)
+        self._inner = {name: _inner(of) for name, of in get_type_hints(record).items()}
         known = {one.name for one in fields(record)}  # type: ignore[arg-type]
         if unknown := set(table.column_names) - known:
             raise ValueError(f"{content}: unknown columns {', '.join(sorted(unknown))}")
@@ -119,7 +130,13 @@ class Columns(Sequence[T], Generic[T]):
         return _numpy(array)
 
     def places(self, name: str, value: Any) -> NDArray[np.int64]:
-        """List the places of the records whose field is a value, or a tuple that has it."""
+        """List the places of the records whose field is a value, or a tuple that has it.
+
+        Args:
+            name: The field; `field.inner` for the fields of records in a tuple.
+            value: The value.
+        """
+        name, _, inner = name.partition(".")
         if name not in self._table.column_names:
             default = self._defaults.get(name)
             found = value in default if isinstance(default, tuple) else value == default
@@ -128,7 +145,8 @@ class Columns(Sequence[T], Generic[T]):
         if not pa.types.is_fixed_size_list(array.type) and not pa.types.is_large_list(array.type):
             return np.flatnonzero(_equal(array, value))
         parents = pc.list_parent_indices(array).to_numpy()
-        return np.unique(parents[_equal(pc.list_flatten(array), value)])
+        flat = pc.list_flatten(array)
+        return np.unique(parents[_equal(pc.struct_field(flat, inner) if inner else flat, value)])
 
     def write(self, path: Path) -> None:
         """Write the file; equal records give equal bytes."""
@@ -141,7 +159,7 @@ class Columns(Sequence[T], Generic[T]):
         return {name: self.column(name) for name in self._table.column_names}
 
     def _value(self, name: str, value: Any) -> Any:
-        return self._defaults.get(name) if value is None else _plain(value)
+        return self._defaults.get(name) if value is None else _plain(value, self._inner.get(name))
 
 
 def read_columns(path: Path, record: type[T]) -> Columns[T]:
@@ -160,6 +178,15 @@ def read_columns(path: Path, record: type[T]) -> Columns[T]:
 def _defaults(record: type[Any]) -> dict[str, Any]:
     """Return the defaults of optional fields, by name."""
     return {one.name: one.default for one in fields(record) if one.default is not MISSING}
+
+
+def _inner(annotation: Any) -> type[Any] | None:
+    """Return the class of the records that a field's tuple holds; None if it holds none."""
+    return next((of for of in get_args(annotation) if _is_record(of)), None)
+
+
+def _is_record(of: Any) -> bool:
+    return isinstance(of, type) and (is_dataclass(of) or hasattr(of, "_fields"))
 
 
 def _table(record: type[T], records: Sequence[T]) -> pa.Table:
@@ -197,6 +224,10 @@ def _array(values: Sequence[Any], default: Any, name: str) -> pa.Array:
         return pa.array(values, pa.float64())
     if kinds == {bool}:
         return pa.array(values, pa.bool_())
+    if len(kinds) == 1 and _is_record(of := next(iter(kinds))):
+        inner = {one: _array([getattr(v, one) for v in values], MISSING, f"{name}.{one}")
+                 for one in get_type_hints(of)}  # fmt: skip
+        return pa.StructArray.from_arrays([*inner.values()], [*inner])
     raise TypeError(f"{name}: no column holds {', '.join(sorted(kind.__name__ for kind in kinds))}")
 
 
@@ -226,8 +257,10 @@ def _equal(array: pa.Array, value: Any) -> NDArray[np.bool_]:
     return _numpy(found)
 
 
-def _plain(value: Any) -> Any:
-    """Convert a value of Arrow to the field's."""
+def _plain(value: Any, inner: type[Any] | None) -> Any:
+    """Convert a value of Arrow to the field's; structs to records of the inner class."""
     if isinstance(value, bytes):
         return value.hex()
-    return tuple(map(_plain, value)) if isinstance(value, list) else value
+    if isinstance(value, dict) and inner is not None:
+        return inner(**{name: _plain(one, None) for name, one in value.items()})
+    return tuple(_plain(one, inner) for one in value) if isinstance(value, list) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,45 @@ FORMAT = 1
 KEYS = frozenset(("format", "kind", "content", "files", "parents", "made_by"))
 """A manifest's keys; another program's manifest shares a few of them at most."""
 RECORDS = "records/"
+DATASET = "dataset"
+"""The kind whose content may state the identity, as its lists are in files; `zerotrain trace`
+computes it from them."""
+IDENTITY = "identity"
+"""The key of the content that states it."""
 DEPTH = 2
 """How deep below its folder a file of a model may be: in the folder of a part."""
 
 
 def digest(value: Any) -> str:
     """Compute the sha256 of a JSON value in its canonical form (sorted keys, no spaces)."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(_CANONICAL.encode(value).encode()).hexdigest()
+
+
+def streamed_digest(value: Any) -> str:
+    """Compute the `digest` of nested objects whose lists may be iterators, one item at a time."""
+    found = hashlib.sha256()
+    for text in _stream(value):
+        found.update(text.encode())
+    return found.hexdigest()
+
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _stream(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield "{"
+        for number, name in enumerate(sorted(value)):
+            yield f"{',' * bool(number)}{_CANONICAL.encode(name)}:"
+            yield from _stream(value[name])
+        yield "}"
+    elif isinstance(value, Iterator):
+        yield "["
+        for number, item in enumerate(value):
+            yield f"{',' * bool(number)}{_CANONICAL.encode(item)}"
+        yield "]"
+    else:
+        yield _CANONICAL.encode(value)
 
 
 def sizes_digest(place: Path) -> str:
@@ -57,6 +88,9 @@ class Artifact:
     @property
     def identity(self) -> str:
         """Return the digest of the folder's content, which excludes its maker, time and path."""
+        stated = self.content.get(IDENTITY)
+        if self.kind == DATASET and isinstance(stated, str):
+            return stated
         files = {n: f["sha256"] for n, f in self.files.items() if not n.startswith(RECORDS)}
         return digest({"kind": self.kind, "content": self.content, "files": files})
 

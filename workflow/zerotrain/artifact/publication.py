@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,13 +70,7 @@ def _publish(
         (new / MANIFEST).unlink(missing_ok=True)
         found = sorted(p.relative_to(new).as_posix() for p in new.rglob("*") if p.is_file())
         names = [name for name in found if name.partition("/")[0] not in draft.unlisted]
-        files = {
-            name: {
-                "sha256": draft.known.get(name) or file_sha256(new / name),
-                "bytes": (new / name).stat().st_size,
-            }
-            for name in names
-        }
+        files = _list(new, names, draft.known)
         write_json(new / MANIFEST, _manifest(kind, draft.content, files, parents, made_by))
         _share(new, names)
         for name in [*found, MANIFEST]:
@@ -97,11 +91,27 @@ def publish_manifest(
     *,
     parents: Mapping[str, Artifact] | None = None,
     made_by: Mapping[str, Any] | None = None,
+    files: Sequence[str] = (),
 ) -> None:
-    """Publish an artifact that consists only of a manifest; other folders in `folder` stay."""
+    """Publish an artifact that consists of a manifest, and of files that are written already.
+
+    Other files and folders in `folder` stay.
+    """
     with replacing(folder / MANIFEST) as new:
-        write_json(new, _manifest(kind, content, {}, parents, made_by))
+        listed = _list(folder, files, {})
+        write_json(new, _manifest(kind, content, listed, parents, made_by))
     sync(folder)
+
+
+def _list(folder: Path, names: Iterable[str], known: Mapping[str, str]) -> dict[str, Any]:
+    """Return a manifest's list of files; `known` has the sha256 of some of them."""
+    return {
+        name: {
+            "sha256": known.get(name) or file_sha256(folder / name),
+            "bytes": (folder / name).stat().st_size,
+        }
+        for name in names
+    }
 
 
 def _manifest(

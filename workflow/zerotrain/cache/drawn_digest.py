@@ -5,11 +5,10 @@ A cache's index has it, so that a training of millions of images does not comput
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
+from zerotrain.artifact import streamed_digest
 from zerotrain.cache.layout import OPTIONAL, Entry
 
 OTHERS = (
@@ -17,27 +16,21 @@ OTHERS = (
     *("loss_weight", "background", "mask_sha256"),
 )
 """What else a turn of a sample can draw, and how it counts."""
-HOLE = '"samples":[]'
 
 
 def drawn_digest(entries: Iterable[Entry], dtype: Any, max_sequence_length: Any) -> str:
     """Compute the digest of the train split's pixels, captions, crops and sizes.
 
-    It is `artifact.digest` of {"samples": [...], "dtype": ..., "max_sequence_length": ...}, without
-    the whole list in memory.
+    It is the digest of {"samples": [...], "dtype": ..., "max_sequence_length": ...}.
 
     Args:
         entries: Samples of both splits.
         dtype: The cache's dtype.
         max_sequence_length: The setting that texts were encoded with.
     """
-    values = {"samples": [], "dtype": dtype, "max_sequence_length": max_sequence_length}
-    before, after = _canonical(values).split(HOLE)
-    found = hashlib.sha256(f"{before}{HOLE[:-1]}".encode())
-    for text in _separated(_canonical(_drawn(one)) for one in entries if one.split == "train"):
-        found.update(text.encode())
-    found.update(f"]{after}".encode())
-    return found.hexdigest()
+    samples = (_drawn(one) for one in entries if one.split == "train")
+    values = {"samples": samples, "dtype": dtype, "max_sequence_length": max_sequence_length}
+    return streamed_digest(values)
 
 
 def _drawn(entry: Entry) -> list[Any]:
@@ -54,12 +47,3 @@ def _drawn(entry: Entry) -> list[Any]:
         entry.conditioning_sha256,
         *([changed] if changed else []),
     ]
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-def _separated(texts: Iterable[str]) -> Iterator[str]:
-    for number, text in enumerate(texts):
-        yield f",{text}" if number else text

@@ -1,17 +1,18 @@
-"""The manifest of a text dataset: every conversation with its digest and split."""
+"""A text dataset: every conversation with its digest and split."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from zerotrain import artifact
-from zerotrain.data.dataset import KIND, PublishedDataset, choose_split, manifest_content
+from zerotrain.data.dataset import KIND, choose_split
+from zerotrain.data.dataset_folder import PublishedDataset, SampleType, read_samples
 
 ROLES = ("system", "user", "assistant")
 PROMPT = "prompt"
@@ -53,36 +54,27 @@ def conversation(file: str, messages: Sequence[Message], holdout: float) -> Conv
     return Conversation(file, tuple(messages), _sha256(messages), choose_split(asked, holdout))
 
 
-def conversations_content(
-    samples: Sequence[Conversation], *, repeats: int, bad: list[dict[str, str]]
-) -> dict[str, Any]:
-    """Build the manifest's content; `bad` lists refused rows with `file` and `reason`."""
-    entries = [
-        {
-            "file": sample.file,
-            "messages": [message._asdict() for message in sample.messages],
-            "sha256": sample.sha256,
-            "split": sample.split,
-        }
-        for sample in samples
-    ]
-    return manifest_content("conversations", entries, repeats, bad)
-
-
 def read_conversations(folder: Path) -> Conversations:
-    """Read the manifest of a text dataset.
+    """Read a text dataset.
 
     Raises:
-        PipelineError: it is missing, or of another kind or format.
+        PipelineError: it is missing or damaged, or of another kind or format.
     """
     found = artifact.read(folder, KIND)
-    samples = tuple(
-        Conversation(
-            **{**entry, "messages": tuple(Message(**message) for message in entry["messages"])}
-        )
-        for entry in found.content["conversations"]
-    )
-    return Conversations(found, samples, found.content["repeats"])
+    return Conversations(found, read_samples(found, TEXTS), found.content["repeats"])
+
+
+def _entry(sample: Conversation) -> dict[str, Any]:
+    messages = [message._asdict() for message in sample.messages]
+    return {**vars(sample), "messages": messages}
+
+
+def _conversation(entry: Mapping[str, Any]) -> Conversation:
+    messages = tuple(Message(**message) for message in entry["messages"])
+    return Conversation(**{**entry, "messages": messages})
+
+
+TEXTS = SampleType(Conversation, "conversations", _entry, _conversation)
 
 
 def _sha256(messages: Sequence[Message]) -> str:

@@ -1,23 +1,26 @@
-"""The dataset manifest: every sample with its hashes, crop and split, as the artifact's content.
+"""A dataset of images: every sample with its hashes, crop and split.
 
-The content names no path outside the dataset: the image folder comes from the configuration, and
+It names no path outside the dataset: the image folder comes from the configuration, and
 readers compare each image's hash with the manifest (as Source.image_of does).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from zerotrain import artifact
-from zerotrain.artifact import Artifact
+from zerotrain.artifact.manifest import DATASET
+from zerotrain.data.dataset_folder import PublishedDataset, SampleType, read_samples
 from zerotrain.data.order import epoch_part
 
-KIND = "dataset"
+KIND = DATASET
 
 
 @dataclass(frozen=True)
@@ -75,38 +78,15 @@ class Sample:
         return (self.caption, *self.other_captions)
 
 
-class HasSplit(Protocol):
-    """A sample of a dataset."""
-
-    @property
-    def split(self) -> Literal["train", "holdout"]:
-        """Return the split that it belongs to."""
-
-
-S = TypeVar("S", bound=HasSplit)
-
-
-@dataclass(frozen=True)
-class PublishedDataset(Generic[S]):
-    """The manifest of a published dataset."""
-
-    artifact: Artifact
-    samples: tuple[S, ...]
-    """Images in the order of their file names, conversations in the order of the source."""
-    repeats: int
-
-    def split(self, name: Literal["train", "holdout"]) -> tuple[S, ...]:
-        """Select the samples of one split, in order."""
-        return tuple(sample for sample in self.samples if sample.split == name)
-
-
 class Dataset(PublishedDataset[Sample]):
     """A published dataset of images."""
 
     @property
     def epoch_size(self) -> int:
         """Return the number of samples in an epoch: the train split with its repeats."""
-        return count_epoch(self.samples, self.repeats)
+        train = self.samples.places("split", "train")
+        repeats, shares = (self.samples.numbers(name)[train] for name in ("repeats", "share"))
+        return count_epoch(repeats, shares, self.repeats)
 
     @property
     def conditioning_images(self) -> int:
@@ -114,12 +94,17 @@ class Dataset(PublishedDataset[Sample]):
         return len(self.samples[0].conditioning) if self.samples else 0
 
 
-def count_epoch(samples: Iterable[Sample], repeats: int) -> int:
-    """Count the samples of an epoch: the train split with its repeats and the dataset's."""
-    train = [sample for sample in samples if sample.split == "train"]
-    whole = sum(sample.repeats for sample in train if sample.share == 1)
-    shares = Counter(sample.share for sample in train if sample.share != 1)
-    return whole * repeats + epoch_part(shares)
+def count_epoch(repeats: NDArray[Any], shares: NDArray[Any], times: int) -> int:
+    """Count the samples of an epoch: the train split with its repeats and the dataset's.
+
+    Args:
+        repeats: [N] repeats of each training sample.
+        shares: [N] part of an epoch in which each takes part.
+        times: Repeats of the dataset.
+    """
+    partial, counts = np.unique(shares[shares != 1], return_counts=True)
+    parts = dict(zip(partial.tolist(), counts.tolist(), strict=True))
+    return int(repeats[shares == 1].sum()) * times + epoch_part(parts)
 
 
 def caption_sha256(caption: str) -> str:
@@ -137,35 +122,18 @@ def choose_split(image_sha256: str, holdout: float) -> Literal["train", "holdout
     return "holdout" if int.from_bytes(drawn[:8]) < holdout * 2**64 else "train"
 
 
-def dataset_content(
-    samples: list[Sample], *, repeats: int, bad: list[dict[str, str]]
-) -> dict[str, Any]:
-    """Build the manifest's content; `bad` lists refused files with `file` and `reason`."""
-    return manifest_content("samples", [_entry(sample) for sample in samples], repeats, bad)
+def read_dataset(folder: Path, *, verify: bool = True) -> Dataset:
+    """Read a dataset of images.
 
-
-def manifest_content(
-    name: str, entries: list[dict[str, Any]], repeats: int, bad: list[dict[str, str]]
-) -> dict[str, Any]:
-    """Build the content of a dataset's manifest, with its samples listed under `name`."""
-    train = sum(entry["split"] == "train" for entry in entries)
-    return {
-        name: entries,
-        "repeats": repeats,
-        "bad": bad,
-        "count": {"train": train, "holdout": len(entries) - train, "bad": len(bad)},
-    }
-
-
-def read_dataset(folder: Path) -> Dataset:
-    """Read a dataset's manifest.
+    Args:
+        folder: The dataset.
+        verify: Whether to hash its files; otherwise only presence and sizes are compared.
 
     Raises:
-        PipelineError: it is missing, or of another kind or format.
+        PipelineError: it is missing or damaged, or of another kind or format.
     """
-    found = artifact.read(folder, KIND)
-    samples = tuple(_sample(entry) for entry in found.content["samples"])
-    return Dataset(found, samples, found.content["repeats"])
+    found = artifact.read(folder, KIND, verify=verify)
+    return Dataset(found, read_samples(found, IMAGES), found.content["repeats"])
 
 
 def with_tuples(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,9 +149,15 @@ def _sample(entry: Mapping[str, Any]) -> Sample:
 
 def _entry(sample: Sample) -> dict[str, Any]:
     # Manifests of earlier versions have no such keys.
-    defaults = {one.name: one.default for one in fields(Sample) if one.default is not MISSING}
-    return {
+    changed = {
         name: value
-        for name, value in asdict(sample).items()
-        if name not in defaults or value != defaults[name]
+        for name, value in vars(sample).items()
+        if name not in DEFAULTS or value != DEFAULTS[name]
     }
+    if sample.conditioning:
+        changed["conditioning"] = [vars(image) for image in sample.conditioning]
+    return changed
+
+
+DEFAULTS = {one.name: one.default for one in fields(Sample) if one.default is not MISSING}
+IMAGES = SampleType(Sample, "samples", _entry, _sample)

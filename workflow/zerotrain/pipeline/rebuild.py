@@ -25,8 +25,8 @@ from zerotrain.errors import PipelineError
 from zerotrain.pipeline.dvc import jobs as graph_jobs
 from zerotrain.pipeline.former_results import LONG_AGO
 
-WITHOUT_FILES = "prepare_dataset"
-"""The rule whose manifest lists no files, only samples."""
+DATASET = "prepare_dataset"
+"""The rule whose folder has others inside, its caches, and stays in its place."""
 TRAINING = "train_phase"
 MEASURING = "evaluate"
 """The rule whose outputs differ each time: they contain seconds and bytes."""
@@ -92,7 +92,6 @@ def find_damaged(jobs: list[Any]) -> dict[Any, dict[Path, list[Damage]]]:
     folders = [
         (job, Path(output).parent)
         for job in jobs
-        if job.rule.name != WITHOUT_FILES
         for output in job.output
         if os.path.basename(output) == MANIFEST
     ]
@@ -217,7 +216,7 @@ def set_aside(folder: Path, damage: list[Damage], rule: str) -> Path | None:
     """
     others = [one.path for one in damage if one.differs and not one.path.is_symlink()]
     trained = rule == TRAINING and bool(damage)
-    if not folder.is_dir() or rule == WITHOUT_FILES:
+    if not folder.is_dir() or rule == DATASET:
         return None
     own = _unlisted(folder) if rule != CACHE else []
     if not (others or own or trained):

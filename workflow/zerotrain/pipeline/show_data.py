@@ -17,6 +17,7 @@ from zerotrain.data.captions import prepare_captions
 from zerotrain.data.contact_sheet import MOST, Picture, draw_sheet, reduce
 from zerotrain.data.conversation import Conversation, read_conversations
 from zerotrain.data.dataset import KIND, Sample, read_dataset
+from zerotrain.data.dataset_folder import read_bad
 from zerotrain.data.duplicates import perceptual_hash
 from zerotrain.data.figures import Row, format_sections, image_sections, text_sections
 from zerotrain.data.open import open_source
@@ -119,7 +120,7 @@ def _look_at_images(run: RunConfig, check: Check) -> Look:
         stale = f"{folder} is not what the source has now"
         prepared = artifact.read(folder, KIND, verify=False)
         if _has_settings(prepared, run.data):
-            samples, bad = read_dataset(folder).samples, prepared.content["bad"]
+            samples, bad = read_dataset(folder).samples, read_bad(prepared)
             if _lists(source, run.data, samples, bad):
                 look = Look(f"{source.name}, as {folder} has it", samples, bad=[*bad])
                 try:
@@ -147,7 +148,7 @@ def _look_at_text(run: RunConfig) -> Look:
         found = read_conversations(folder)
         if not _has_settings(found.artifact, run.data):
             raise
-        bad = found.artifact.content["bad"]
+        bad = read_bad(found.artifact)
         return Look(f"{folder}; {name} cannot be read now", texts=found.samples, bad=[*bad])
     texts = [one for one in checked if isinstance(one, Conversation)]
     return Look(name, texts=texts, bad=_bad(checked))

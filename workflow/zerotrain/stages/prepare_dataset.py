@@ -1,4 +1,4 @@
-"""prepare_dataset: write a manifest of checked, hashed samples from a source's images or text."""
+"""prepare_dataset: publish the checked, hashed samples of a source's images or text."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from zerotrain import artifact
 from zerotrain.config.data import DataConfig
 from zerotrain.config.image_options import WHITE
 from zerotrain.config.image_source import ImageSourceConfig
@@ -16,16 +16,16 @@ from zerotrain.config.scalar import one_line
 from zerotrain.data.captions import describe_changes, edit_captions, split_captions
 from zerotrain.data.conditioning import check_equal_numbers
 from zerotrain.data.conditioning_file import check_opaque
-from zerotrain.data.conversation import Conversation, conversations_content
+from zerotrain.data.conversation import TEXTS, Conversation
 from zerotrain.data.crop import centre_crop, limit_pixels
 from zerotrain.data.dataset import (
-    KIND,
+    IMAGES,
     ConditioningImage,
     Sample,
     caption_sha256,
     choose_split,
-    dataset_content,
 )
+from zerotrain.data.dataset_folder import count_samples, publish_dataset
 from zerotrain.data.files import DatasetFiles, walk
 from zerotrain.data.image_summary import format_summary, summarise_images
 from zerotrain.data.masks import check_mask
@@ -39,11 +39,11 @@ from zerotrain.machine.ordered_pool import in_order
 from zerotrain.machine.progress_bar import progress
 
 SHOWN = 10
-"""Bad samples listed in a message; the manifest lists all."""
+"""Bad samples listed in a message; the dataset lists all."""
 
 
 def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = None) -> None:
-    """Check every image and caption, or every row of text, and publish the dataset's manifest.
+    """Check every image and caption, or every row of text, and publish the dataset.
 
     Args:
         data: The `data` section of a run's configuration.
@@ -73,30 +73,30 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
         raise _too_many(name, bad, len(checked), data.max_bad_samples)
     conditioning = check_equal_numbers((sample.file, sample.conditioning) for sample in images)
     refused = [{"file": entry.file, "reason": entry.reason or ""} for entry in bad]
-    if data.is_text:
-        content = conversations_content(texts, repeats=data.repeats, bad=refused)
-    else:
-        content = dataset_content(images, repeats=data.repeats, bad=refused)
+    count = count_samples(samples, refused)
     what = "examples" if data.is_text else "images"
-    if not content["count"]["train"]:
+    if not count["train"]:
         raise PipelineError(
             f"data.holdout: {data.holdout} keeps all {len(samples)} {what} from training",
             hint=f"lower data.holdout or add {what}",
         )
-    if data.holdout and not content["count"]["holdout"]:
+    if data.holdout and not count["holdout"]:
         _warn(f"data.holdout: {data.holdout} of {len(samples)} {what} came to none")
     if files is not None:
         files.record(dict(_hashed(source, images)))
     numbers = data.model_dump(exclude={"name", "num_workers", "max_bad_samples"})
-    artifact.publish_manifest(
-        output, KIND, content, made_by={"stage": "prepare_dataset", "data": numbers}
+    made_by = {"stage": "prepare_dataset", "data": numbers}
+    rest: dict[str, Any] = {"repeats": data.repeats, "bad": refused, "made_by": made_by}
+    listing = (
+        publish_dataset(output, TEXTS, texts, **rest)
+        if data.is_text
+        else publish_dataset(output, IMAGES, images, **rest)
     )
     if bad:
         _warn(
-            f"{len(bad)} of {len(checked)} samples are bad and left out; `bad` in "
-            f"{output / artifact.MANIFEST} lists them:{_list(bad)}"
+            f"{len(bad)} of {len(checked)} samples are bad and left out; {listing} lists them:"
+            f"{_list(bad)}"
         )
-    count = content["count"]
     summary = f"{count['train']} {what} to train on and {count['holdout']} held out"
     if conditioning:
         summary += f", each with {conditioning} conditioning image{'s' * (conditioning > 1)}"

@@ -22,6 +22,7 @@ from zerotrain.data.contact_sheet import draw_sheet, read_pictures
 from zerotrain.data.conversation import read_conversations
 from zerotrain.data.dataset import KIND as DATASET
 from zerotrain.data.dataset import Sample, read_dataset
+from zerotrain.data.dataset_folder import read_bad
 from zerotrain.data.figures import Section, image_sections, text_sections
 from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
@@ -224,7 +225,7 @@ def _data(settings: ReportSettings, evaluation: Artifact) -> tuple[list[Section]
     dataset = artifact.read(folder, DATASET, verify=False)
     if dataset.identity != parent["identity"]:
         return [], None
-    bad = dataset.content["bad"]
+    bad = read_bad(dataset)
     if settings.is_text:
         return text_sections(read_conversations(folder).samples, bad), None
     samples = read_dataset(folder).samples

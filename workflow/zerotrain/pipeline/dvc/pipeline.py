@@ -17,6 +17,7 @@ from zerotrain.artifact.sources import PACKAGE
 from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import ADDED_LATER, SETTINGS
+from zerotrain.data.dataset_folder import SAMPLES
 from zerotrain.errors import PipelineError
 from zerotrain.models.composed_base import local_folders
 from zerotrain.pipeline.dvc.jobs import in_order, stage_command, stage_name, workflow_of
@@ -257,12 +258,12 @@ def dependencies(job: Any, run: RunConfig) -> list[str]:
 
 
 def _outs(manifest: str) -> list[str]:
-    """List what DVC stores for a manifest: its folder. For a dataset it is the manifest alone, as
-    its caches are next to it; for a checkpoint also the progress folder, from which training
-    resumes."""
+    """List what DVC stores for a manifest: its folder. For a dataset it is the manifest and the
+    folder of its samples, as its caches are next to them; for a checkpoint also the progress
+    folder, from which training resumes."""
     folder = Path(manifest).parent
     if folder.parent.name == "data":
-        return [manifest]
+        return [manifest, str((folder / SAMPLES).parent)]
     progress = [str(folder.with_name("progress"))] if folder.name == "checkpoint" else []
     return [str(folder), *progress]
 

@@ -7,14 +7,19 @@ dataset has changed since.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from zerotrain.artifact import file_sha256
+from zerotrain.artifact import Artifact, file_sha256
 from zerotrain.artifact.columns import Columns
 from zerotrain.artifact.layout import RESULTS
+from zerotrain.artifact.manifest import IDENTITY
 from zerotrain.cache.layout import COLUMNS, INDEX, Entry, read_index
+from zerotrain.data.dataset import IMAGES, Sample
+from zerotrain.data.dataset_folder import read_samples
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.lineage.chain import SHORT, Node, Walk
 from zerotrain.pipeline.lineage.index import ArtifactIndex
@@ -22,6 +27,8 @@ from zerotrain.pipeline.lineage.report import FORMAT, quoted
 from zerotrain.pipeline.lineage.walk import Walker
 
 KINDS = ("weights", "exported")
+IMAGES_OF_ENTRY = ("image_sha256", "conditioning_sha256")
+"""Fields of a cache's entry with the digests of its images."""
 Seen = dict[str, str]
 """Split by name within the source, for the samples that contain the image."""
 
@@ -95,7 +102,7 @@ def uses_of(image: Path) -> Uses:
         )
     found = Uses(str(image), sha256)
     for one in index.published:
-        if one.kind == "dataset" and (seen := _seen(one.content.get("samples"), sha256)):
+        if one.kind == "dataset" and (seen := _seen_in_dataset(one, sha256)):
             found.datasets[index.display(one.folder)] = seen
     walker = Walker(index)
     for one in index.published:
@@ -169,14 +176,24 @@ def _samples_of(checkpoint: Node, sha256: str) -> Seen | None:
         try:
             if COLUMNS in made.files:
                 entries = read_index(made.folder).entries
-                return _seen_in_columns(Columns.of(Entry, entries), sha256)
+                return _seen_in_columns(Columns.of(Entry, entries), IMAGES_OF_ENTRY, sha256)
             return _seen(json.loads((made.folder / INDEX).read_text())["entries"], sha256)
         except (OSError, ValueError, KeyError, TypeError):
             pass
         link = next((link for link in cache.node.links if link.name == "dataset"), None)
         if link and (dataset := link.node.artifact) and link.identity in (None, dataset.identity):
-            return _seen(dataset.content.get("samples"), sha256)
+            return _seen_in_dataset(dataset, sha256)
     return None
+
+
+def _seen_in_dataset(dataset: Artifact, sha256: str) -> Seen:
+    if IDENTITY not in dataset.content:
+        return _seen(dataset.content.get("samples"), sha256)
+    try:
+        samples = read_samples(dataset, IMAGES)
+    except PipelineError:  # of text, or damaged
+        return {}
+    return _seen_in_columns(samples, ("image_sha256", "conditioning.image_sha256"), sha256)
 
 
 def _seen(samples: Any, sha256: str) -> Seen:
@@ -186,9 +203,11 @@ def _seen(samples: Any, sha256: str) -> Seen:
     return {str(one.get("file")): str(one.get("split")) for one in alike}
 
 
-def _seen_in_columns(entries: Columns[Entry], sha256: str) -> Seen:
-    places = [entries.places(name, sha256) for name in ("image_sha256", "conditioning_sha256")]
-    alike = (entries[int(place)] for place in sorted({*places[0], *places[1]}))
+def _seen_in_columns(
+    entries: Columns[Entry] | Columns[Sample], names: Sequence[str], sha256: str
+) -> Seen:
+    places = (entries.places(name, sha256) for name in names)
+    alike = (entries[int(place)] for place in sorted({*chain.from_iterable(places)}))
     return {one.file: one.split for one in alike}
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from zerotrain.config.data import DataConfig
 from zerotrain.config.image_source import ImageSourceConfig
 from zerotrain.data import metadata
 from zerotrain.data.captions import prepare_captions
-from zerotrain.data.conversation import Conversation
-from zerotrain.data.dataset import caption_sha256
+from zerotrain.data.conversation import TEXTS, Conversation
+from zerotrain.data.dataset import IMAGES, Sample, caption_sha256
+from zerotrain.data.dataset_folder import compute_identity, read_bad, read_samples
 from zerotrain.data.digits import MD5, digits_file
 from zerotrain.data.folder import given_caption
 from zerotrain.data.kohya_folders import folder_caption
@@ -104,12 +106,13 @@ def unlisted(folder: Artifact) -> list[str]:
     )
 
 
-def compare_source(dataset: Artifact, index: ArtifactIndex) -> Node:
+def compare_source(dataset: Artifact, index: ArtifactIndex, *, damaged: bool = False) -> Node:
     """Compare every sample of a dataset with its source, and return the source.
 
     Args:
         dataset: A published dataset, of images or of text.
         index: The project, which relative paths of the source start from.
+        damaged: Whether files of the dataset are not those that it lists: nothing is compared.
     """
     shown = index.display(dataset.folder)
     try:
@@ -122,13 +125,26 @@ def compare_source(dataset: Artifact, index: ArtifactIndex) -> Node:
     path = data.place if data.sources else index.display(Path(data.place))
     if data.source == "digits" and os.path.lexists(index.root / DIGITS):
         path = DIGITS.as_posix()
+    facts: dict[str, Any] = {"source": data.source, "samples": 0}
+    if damaged:
+        note = f"{path}: not compared with the samples of {shown}, which are damaged"
+        return Node(path, "source", facts=facts, notes=[note])
     try:
-        check = _check_text if data.is_text else _check_sources if data.sources else _check_images
-        findings, notes = check(dataset.content, data, index)
-    except (KeyError, TypeError, AttributeError):
+        if data.is_text:
+            texts = read_samples(dataset, TEXTS)
+            findings, notes = _check_text(texts, data, index)
+            facts["samples"], made = len(texts), compute_identity(dataset, TEXTS, texts)
+        else:
+            images, bad = read_samples(dataset, IMAGES), [one["file"] for one in read_bad(dataset)]
+            check = _check_sources if data.sources else _check_images
+            findings, notes = check(images, bad, data, index)
+            facts["samples"], made = len(images), compute_identity(dataset, IMAGES, images)
+    except (PipelineError, KeyError, TypeError, ValueError, AttributeError):
         findings, notes = [Finding("unknown", f"{shown}/manifest.json", "samples", "no list")], []
-    samples = len(dataset.content.get("samples") or dataset.content.get("conversations") or ())
-    facts = {"source": data.source, "samples": samples}
+    else:
+        if made != dataset.identity:
+            expected = f"the dataset {dataset.identity[:SHORT]}, as it says"
+            findings.append(Finding("different", shown, expected, f"samples of {made[:SHORT]}"))
     return Node(path, "source", facts=facts, findings=findings, notes=notes)
 
 
@@ -156,10 +172,9 @@ def _from_root(entry: dict[str, Any], root: Path) -> dict[str, Any]:
 
 
 def _check_text(
-    content: dict[str, Any], data: DataConfig, index: ArtifactIndex
+    samples: Sequence[Conversation], data: DataConfig, index: ArtifactIndex
 ) -> tuple[list[Finding], list[str]]:
     """Check that the source still has every conversation, at any position: rows may have moved."""
-    samples = content["conversations"]
     path = index.display(Path(data.path or data.source))
     try:
         rows = read_conversations_of(data)
@@ -173,45 +188,43 @@ def _check_text(
     findings = [
         Finding(
             "different",
-            f"{path}: {sample['file']}",
-            f"sha256 {sample['sha256'][:SHORT]}",
-            f"sha256 {there[sample['file']][:SHORT]}" if sample["file"] in there else "no such row",
+            f"{path}: {sample.file}",
+            f"sha256 {sample.sha256[:SHORT]}",
+            f"sha256 {there[sample.file][:SHORT]}" if sample.file in there else "no such row",
         )
         for sample in samples
-        if sample["sha256"] not in known
+        if sample.sha256 not in known
     ]
-    more = len(known - {sample["sha256"] for sample in samples})
+    more = len(known - {sample.sha256 for sample in samples})
     return findings, [f"{path}: {more} rows are not in the dataset"] if more else []
 
 
 def _check_sources(
-    content: dict[str, Any], data: DataConfig, index: ArtifactIndex
+    samples: Sequence[Sample], bad: Sequence[str], data: DataConfig, index: ArtifactIndex
 ) -> tuple[list[Finding], list[str]]:
     """Check the samples of each of several sources."""
     findings, notes = [], []
     for part in data.sources or ():
         start = f"{part.name}/"
-        own = {
-            kind: [
-                {**sample, "file": sample["file"].removeprefix(start)}
-                for sample in content.get(kind, ())
-                if sample["file"].startswith(start)
-            ]
-            for kind in ("samples", "bad")
-        }
+        own = [
+            replace(sample, file=sample.file.removeprefix(start))
+            for sample in samples
+            if sample.file.startswith(start)
+        ]
+        own_bad = [file.removeprefix(start) for file in bad if file.startswith(start)]
         keys = {*ImageSourceConfig.model_fields} - {"name"}
         alone = DataConfig(**part.model_dump(include=keys))
-        found, noted = _check_images(own, alone, index)
+        found, noted = _check_images(own, own_bad, alone, index)
         findings += found
         notes += noted
     return findings, notes
 
 
 def _check_images(
-    content: dict[str, Any], data: DataConfig, index: ArtifactIndex
+    samples: Sequence[Sample], bad: Sequence[str], data: DataConfig, index: ArtifactIndex
 ) -> tuple[list[Finding], list[str]]:
     """Check every image, conditioning image and caption by its hash."""
-    samples, source = content["samples"], open_source(data)
+    source = open_source(data)
     if data.source == "digits" and (wrong := _check_digits_file(index)):
         return [wrong], []
     if data.source != "digits" and not os.path.isdir(str(data.images)):
@@ -221,64 +234,65 @@ def _check_images(
     def name(file: str) -> str:
         return index.display(Path(data.images) / file) if data.images else f"{source.name}: {file}"
 
-    def check(sample: dict[str, Any]) -> Finding | None:
-        return _check_image(sample, source, name(sample["file"]))
+    def check(sample: Sample) -> Finding | None:
+        return _check_image(sample.file, sample.image_sha256, source, name(sample.file))
 
     findings = [found for found in in_order(check, samples, WORKERS) if found]
     findings += _check_conditioning(samples, source, index)
     findings += _check_masks(samples, source, index)
     try:
-        captions = _captions(data, source, [sample["file"] for sample in samples])
+        captions = _captions(data, source, [sample.file for sample in samples])
     except PipelineError as error:
         table = index.display(Path(data.metadata or str(data.images)))
         expected = f"the captions of {len(samples)} images"
         return [*findings, Finding("missing", table, expected, error.what)], []
     for sample in samples:
-        place, caption = captions[sample["file"]]
-        made = prepare_captions(caption, data, sample["split"]) if caption is not None else ()
+        place, caption = captions[sample.file]
+        made = prepare_captions(caption, data, sample.split) if caption is not None else ()
         if (
             made
-            and caption_sha256(made[0]) == sample["caption_sha256"]
-            and [*made[1:]] == sample.get("other_captions", [])
+            and caption_sha256(made[0]) == sample.caption_sha256
+            and tuple(made[1:]) == sample.other_captions
         ):
             continue
         problem: Problem = "missing" if caption is None else "different"
         shown = place if data.source == "digits" else index.display(Path(place))
-        expected = f"the caption {_cut(sample['caption'])}"
+        expected = f"the caption {_cut(sample.caption)}"
         findings.append(Finding(problem, shown, expected, _cut(caption) if caption else "none"))
-    return findings, _notes(content, data, index)
+    return findings, _notes(samples, bad, data, index)
 
 
 def _check_conditioning(
-    samples: list[dict[str, Any]], source: Source, index: ArtifactIndex
+    samples: Sequence[Sample], source: Source, index: ArtifactIndex
 ) -> list[Finding]:
     """Check the conditioning images, which several samples may share."""
     places = {
-        (source.conditioning_source(position).name, image["file"]): (position, image)
+        (source.conditioning_source(position).name, image.file): (position, image)
         for sample in samples
-        for position, image in enumerate(sample.get("conditioning", ()))
+        for position, image in enumerate(sample.conditioning)
     }
 
     def check(place: tuple[str, str]) -> Finding | None:
         position, image = places[place]
-        shown = index.display(Path(*place))
-        return _check_image(image, source.conditioning_source(position), shown)
+        there, shown = source.conditioning_source(position), index.display(Path(*place))
+        return _check_image(image.file, image.image_sha256, there, shown)
 
     return [found for found in in_order(check, [*places], WORKERS) if found]
 
 
-def _check_masks(
-    samples: list[dict[str, Any]], source: Source, index: ArtifactIndex
-) -> list[Finding]:
+def _check_masks(samples: Sequence[Sample], source: Source, index: ArtifactIndex) -> list[Finding]:
     """Check the loss masks that are files of their own."""
 
-    def check(sample: dict[str, Any]) -> Finding | None:
-        masks = source.mask_source(sample["file"])
-        shown = index.display(Path(masks.name, sample["mask"]))
-        image = {"file": sample["mask"], "image_sha256": sample["mask_sha256"]}
-        return _check_image(image, masks, shown)
+    def check(named: tuple[str, str, str]) -> Finding | None:
+        file, mask, sha256 = named
+        masks = source.mask_source(file)
+        return _check_image(mask, sha256, masks, index.display(Path(masks.name, mask)))
 
-    masked = [sample for sample in samples if sample.get("mask") is not None]
+    masked = [
+        (sample.file, sample.mask, sample.mask_sha256)
+        for sample in samples
+        if sample.mask is not None and sample.mask_sha256 is not None
+    ]
     return [found for found in in_order(check, masked, WORKERS) if found]
 
 
@@ -294,8 +308,8 @@ def _check_digits_file(index: ArtifactIndex) -> Finding | None:
     return _compare("md5", digest, MD5, index.display(file))
 
 
-def _check_image(sample: dict[str, Any], source: Source, shown: str) -> Finding | None:
-    return _compare("sha256", lambda: source.sha256(sample["file"]), sample["image_sha256"], shown)
+def _check_image(file: str, sha256: str, source: Source, shown: str) -> Finding | None:
+    return _compare("sha256", lambda: source.sha256(file), sha256, shown)
 
 
 def _compare(kind: str, digest: Callable[[], str], wanted: str, shown: str) -> Finding | None:
@@ -358,15 +372,15 @@ def _text(path: Path) -> str | None:
         return "what cannot be read"
 
 
-def _notes(content: dict[str, Any], data: DataConfig, index: ArtifactIndex) -> list[str]:
+def _notes(
+    samples: Sequence[Sample], bad: Sequence[str], data: DataConfig, index: ArtifactIndex
+) -> list[str]:
     """List images that were added later and are not in the dataset."""
     if data.source != "folder":
         return []
-    known = {sample["file"] for sample in [*content["samples"], *content.get("bad", ())]}
+    known = {*bad, *(sample.file for sample in samples)}
     if data.conditioning_columns:
-        known |= {
-            image["file"] for sample in content["samples"] for image in sample["conditioning"]
-        }
+        known |= {image.file for sample in samples for image in sample.conditioning}
     try:
         more = {*list_images(data).images} - known
     except PipelineError:

@@ -82,8 +82,10 @@ class Walker:
         if found.kind not in WANTED:
             wanted = f"a kind of folder: {', '.join(WANTED)}"
             node.findings.append(Finding("unknown", f"{shown}/{MANIFEST}", wanted, found.kind))
+        damaged: list[Finding] = []
         if self._files:
-            node.findings += self._files.check(found, shown)
+            damaged = self._files.check(found, shown)
+            node.findings += damaged
             self._add_unlisted(node, found)
         node.facts = facts_of(found)
         names = [name for name in _ordered(found) if not self._is_left_behind(node, found, name)]
@@ -94,7 +96,8 @@ class Walker:
         self._ask_for_the_rest(node, found)
         node.findings += _disagreements(node)
         if found.kind == "dataset" and self._files:
-            source = self._nodes[found.folder / "source"] = compare_source(found, self._index)
+            source = compare_source(found, self._index, damaged=bool(damaged))
+            self._nodes[found.folder / "source"] = source
             node.links.append(Link("source", None, source))
         return node
 

@@ -80,7 +80,7 @@ def _epoch_size(config: RunConfig) -> int:
 
     data = DataFolder(config.data_name)
     if not config.is_text:
-        return read_dataset(data.path).epoch_size
+        return read_dataset(data.path, verify=False).epoch_size
     cache = data.cache(config.cache_size(config.phases[0]))
     return int(artifact.read(cache, "cache", verify=False).content["epoch_size"])
 

@@ -1,0 +1,39 @@
+"""Published datasets: as earlier versions made them, and with other samples than they say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from zerotrain import artifact
+from zerotrain.artifact.columns import Columns
+from zerotrain.artifact.manifest import DATASET, IDENTITY
+from zerotrain.data.dataset import IMAGES
+from zerotrain.data.dataset_folder import SAMPLES, read_bad, read_samples
+
+
+def to_earlier_form(folder: Path, of: Any = IMAGES) -> bytes:
+    """List the samples in manifest.json, as earlier versions did; returns its bytes."""
+    found = artifact.read(folder, DATASET)
+    samples = [of.to_json(one) for one in read_samples(found, of)]
+    content = {**found.content, of.key: samples, "bad": read_bad(found)}
+    del content[IDENTITY]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    artifact.write_json(folder / "manifest.json", {**manifest, "content": content, "files": {}})
+    shutil.rmtree((folder / SAMPLES).parent)
+    return (folder / "manifest.json").read_bytes()
+
+
+def edit_samples(
+    folder: Path, edit: Callable[[Sequence[Any]], Sequence[Any]], of: Any = IMAGES
+) -> None:
+    """Replace the samples, and their file's hash in the manifest; the identity stays."""
+    samples = edit(read_samples(artifact.read(folder, DATASET), of))
+    Columns.of(of.record, samples).write(folder / SAMPLES)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    size, sha256 = (folder / SAMPLES).stat().st_size, artifact.file_sha256(folder / SAMPLES)
+    manifest["files"][SAMPLES] = {"sha256": sha256, "bytes": size}
+    artifact.write_json(folder / "manifest.json", manifest)

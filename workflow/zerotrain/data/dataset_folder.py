@@ -1,0 +1,174 @@
+"""The folder of a published dataset, of images or text.
+
+    manifest.json           counts, hashes of the other files, and what it was made by
+    samples/samples.arrow   a row for each sample (artifact.columns), mapped and not loaded
+    samples/bad.jsonl       a line for each refused sample, with the reason, if there are any
+
+Earlier versions listed the samples in manifest.json. Such a dataset is read, and stays as it is
+until its content changes. In both forms the identity is that of one JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from zerotrain import artifact
+from zerotrain.artifact import MANIFEST, Artifact
+from zerotrain.artifact.columns import Columns, read_columns
+from zerotrain.artifact.manifest import DATASET, IDENTITY
+from zerotrain.artifact.rebuilding import rebuild_hint
+from zerotrain.errors import PipelineError
+
+SAMPLES = "samples/samples.arrow"
+BAD = "samples/bad.jsonl"
+
+Bad = Mapping[str, str]
+"""A refused sample: `file` and `reason`."""
+
+
+class HasSplit(Protocol):
+    """A sample of a dataset."""
+
+    @property
+    def split(self) -> Literal["train", "holdout"]:
+        """Return the split that it belongs to."""
+
+
+S = TypeVar("S", bound=HasSplit)
+
+
+@dataclass(frozen=True)
+class SampleType(Generic[S]):
+    """A class of samples, and its form in JSON, which the identity is computed from."""
+
+    record: type[S]
+    key: str
+    """Name of the list in manifests of earlier versions."""
+    to_json: Callable[[S], dict[str, Any]]
+    from_json: Callable[[Mapping[str, Any]], S]
+
+
+@dataclass(frozen=True)
+class PublishedDataset(Generic[S]):
+    """The manifest of a published dataset."""
+
+    artifact: Artifact
+    samples: Columns[S]
+    """Images in the order of their file names, conversations in the order of the source."""
+    repeats: int
+
+    def split(self, name: Literal["train", "holdout"]) -> tuple[S, ...]:
+        """Select the samples of one split, in order."""
+        return tuple(sample for sample in self.samples if sample.split == name)
+
+
+def count_samples(samples: Sequence[HasSplit], bad: Sequence[Bad]) -> dict[str, int]:
+    """Count the samples of each split, and those that are bad."""
+    splits = Counter(sample.split for sample in samples)
+    return {"train": splits["train"], "holdout": splits["holdout"], "bad": len(bad)}
+
+
+def publish_dataset(
+    folder: Path,
+    of: SampleType[S],
+    samples: Sequence[S],
+    *,
+    repeats: int,
+    bad: Sequence[Bad] = (),
+    made_by: Mapping[str, Any] | None = None,
+) -> Path:
+    """Publish a dataset; its caches in the folder stay.
+
+    Returns:
+        The file that lists the bad samples.
+
+    Raises:
+        DiskError: the disk is full or read-only, or fails.
+    """
+    facts = {"repeats": repeats, "count": count_samples(samples, bad)}
+    identity = _identity(of, samples, bad, facts)
+    if _is_in_json(folder, identity):
+        lists = {of.key: [of.to_json(sample) for sample in samples], "bad": [*bad]}
+        artifact.publish_manifest(folder, DATASET, {**facts, **lists}, made_by=made_by)
+        (folder / SAMPLES).parent.mkdir(exist_ok=True)  # DVC stores it, with either form
+        return folder / MANIFEST
+    with artifact.replacing(folder / SAMPLES) as new:
+        Columns.of(of.record, samples).write(new)
+    if bad:
+        with artifact.replacing(folder / BAD) as new:
+            new.write_text("".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in bad))
+    else:
+        (folder / BAD).unlink(missing_ok=True)
+    files = (BAD, SAMPLES) if bad else (SAMPLES,)
+    content = {**facts, IDENTITY: identity}
+    artifact.publish_manifest(folder, DATASET, content, made_by=made_by, files=files)
+    return folder / BAD
+
+
+def _is_in_json(folder: Path, identity: str) -> bool:
+    """Return whether an earlier version published this dataset: its manifest keeps its bytes."""
+    with suppress(PipelineError):
+        found = artifact.read_manifest(folder, DATASET)
+        return IDENTITY not in found.content and found.identity == identity
+    return False
+
+
+def compute_identity(found: Artifact, of: SampleType[S], samples: Sequence[S]) -> str:
+    """Compute the identity of a dataset, which its manifest states, from its samples.
+
+    Raises:
+        PipelineError: bad.jsonl cannot be read.
+    """
+    if IDENTITY not in found.content:
+        return found.identity
+    facts = {name: value for name, value in found.content.items() if name != IDENTITY}
+    return _identity(of, samples, read_bad(found), facts)
+
+
+def _identity(
+    of: SampleType[S], samples: Sequence[S], bad: Sequence[Bad], facts: Mapping[str, Any]
+) -> str:
+    content = {**facts, of.key: map(of.to_json, samples), "bad": iter(bad)}
+    return artifact.streamed_digest({"kind": DATASET, "content": content, "files": {}})
+
+
+def read_samples(found: Artifact, of: SampleType[S]) -> Columns[S]:
+    """Read the samples of a dataset.
+
+    Raises:
+        PipelineError: samples.arrow cannot be read, or is of another class.
+    """
+    if IDENTITY not in found.content:
+        return Columns.of(of.record, [of.from_json(one) for one in found.content[of.key]])
+    path = found.path(SAMPLES)
+    try:
+        return read_columns(path, of.record)
+    except (OSError, ValueError) as error:
+        raise PipelineError(
+            f"{path}: {error}", hint=rebuild_hint(found.folder, found.kind, found.parents)
+        ) from error
+
+
+def read_bad(found: Artifact) -> list[Bad]:
+    """Read the refused samples of a dataset.
+
+    Raises:
+        PipelineError: bad.jsonl cannot be read.
+    """
+    if IDENTITY not in found.content:
+        return list(found.content.get("bad", ()))
+    if BAD not in found.files:
+        return []
+    path = found.path(BAD)
+    try:
+        return [json.loads(line) for line in path.read_text().split("\n") if line]
+    except (OSError, ValueError) as error:
+        raise PipelineError(
+            f"{path}: {error}", hint=rebuild_hint(found.folder, found.kind, found.parents)
+        ) from error
