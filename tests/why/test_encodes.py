@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.builders.caching import SIDE, FakeFamily, Run
+from tests.builders.caching import SIDE, Run, load_fake_family
 
 from zerotrain.data.dataset import read_dataset
 from zerotrain.pipeline.why.encodes import Encodes, count_encodes
 from zerotrain.pipeline.why.samples import compare_samples
-from zerotrain.stages import cache_latents as stage
 
 BUCKETS = {"alignment": 8, "min_aspect": 0.25, "max_aspect": 4.0}
 
@@ -20,7 +19,7 @@ BUCKETS = {"alignment": 8, "min_aspect": 0.25, "max_aspect": 4.0}
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Twenty images with three captions, in a cache."""
-    monkeypatch.setattr(stage, "load_family", lambda name: FakeFamily())
+    load_fake_family(monkeypatch)
     run = Run(tmp_path)
     run.cache()
     return run
