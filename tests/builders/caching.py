@@ -20,6 +20,7 @@ from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.models.families.conditioning import Conditioning
 from zerotrain.models.families.prompt_tokens import TokenLimit, token_limits
+from zerotrain.stages import cache_latents as stage
 from zerotrain.stages.build_base import BuildSettings, build_base
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -76,6 +77,13 @@ class FakeFamily:
         return {"prompt_embeds": embeds.view(-1, 4, 8), "pooled": embeds[:, :4]}
 
 
+def load_fake_family(patch: pytest.MonkeyPatch) -> FakeFamily:
+    """Let the stage load a family whose encoders are arithmetic: that family."""
+    fake = FakeFamily()
+    patch.setattr(stage, "load_family", lambda name: fake)
+    return fake
+
+
 class Run:
     """A folder of images and all that the stage needs."""
 
@@ -99,6 +107,14 @@ class Run:
             draft.content = {"parts": parts}
 
         self.prompts: list[str] = []
+
+    def remove(self, *numbers: int) -> dict[Path, bytes]:
+        """Remove images and their captions; their contents by their paths."""
+        paths = [self.images / f"{n:02d}{suffix}" for n in numbers for suffix in (".png", ".txt")]
+        removed = {path: path.read_bytes() for path in paths}
+        for path in paths:
+            path.unlink()
+        return removed
 
     def config(self, data: dict[str, object], **cache: object) -> RunConfig:
         """The configuration with changes."""

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.builders.caching import FakeFamily, Run, StopError, contents, stop_encoding
+from tests.builders.caching import Run, StopError, contents, stop_encoding
 from tests.builders.talks import cached
 
 from zerotrain.artifact import verdicts
@@ -19,33 +19,17 @@ from zerotrain.pipeline.caches.prune import prune
 from zerotrain.pipeline.caches.show import show
 from zerotrain.pipeline.caches.verify import verify
 from zerotrain.pipeline.rebuild import look_at
-from zerotrain.stages import cache_latents as stage
 
 
 @pytest.fixture
-def family(monkeypatch) -> FakeFamily:
-    fake = FakeFamily()
-    monkeypatch.setattr(stage, "load_family", lambda name: fake)
-    return fake
-
-
-@pytest.fixture
-def run(tmp_path: Path, family, monkeypatch) -> Run:
+def run(run, family, monkeypatch) -> Run:
     """Six images, of which the last two are gone again."""
-    run = Run(tmp_path)
-    for number in range(6, 20):
-        _remove(run, number)
+    run.remove(*range(6, 20))
     run.cache()
-    for number in (4, 5):
-        _remove(run, number)
+    run.remove(4, 5)
     run.cache()
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(run.folder)
     return run
-
-
-def _remove(run: Run, number: int) -> None:
-    for suffix in (".png", ".txt"):
-        (run.images / f"{number:02d}{suffix}").unlink()
 
 
 def _facts(folder: Path) -> dict[str, str]:

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from tests.builders.caching import SIDE, FakeFamily, Run, contents
+from tests.builders.caching import SIDE, Run, contents, load_fake_family
 
 from zerotrain.artifact import MANIFEST
 from zerotrain.cache.orphans import orphan_shards
-from zerotrain.stages import cache_latents as stage
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
@@ -83,8 +82,7 @@ class Kills:
 
 @pytest.fixture
 def kills(tmp_path: Path, monkeypatch) -> Kills:
-    family = FakeFamily()
-    monkeypatch.setattr(stage, "load_family", lambda name: family)
+    load_fake_family(monkeypatch)
     return Kills(tmp_path)
 
 

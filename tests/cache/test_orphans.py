@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.builders.caching import FakeFamily, Run, contents
+from tests.builders.caching import Run, contents
 from tests.builders.talks import TALKS, cached
 
 from zerotrain import artifact
@@ -15,34 +15,15 @@ from zerotrain.artifact.whole_file import exchange
 from zerotrain.cache import record
 from zerotrain.cache.orphans import orphan_shards
 from zerotrain.machine.software import software
-from zerotrain.stages import cache_latents as stage
 
 DONE = "encoded {} of {} latents, {} of {} captions; the rest was in the cache"
 
 
 @pytest.fixture
-def family(monkeypatch) -> FakeFamily:
-    fake = FakeFamily()
-    monkeypatch.setattr(stage, "load_family", lambda name: fake)
-    return fake
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(run) -> Run:
     """Eight images in shards of several each."""
-    run = Run(tmp_path)
-    for number in range(8, 20):
-        _remove(run, number)
+    run.remove(*range(8, 20))
     return run
-
-
-def _remove(run: Run, *numbers: int) -> dict[Path, bytes]:
-    """Remove images and their captions; return them by their paths."""
-    paths = [run.images / f"{n:02d}{suffix}" for n in numbers for suffix in (".png", ".txt")]
-    removed = {path: path.read_bytes() for path in paths}
-    for path in paths:
-        path.unlink()
-    return removed
 
 
 def _restore(removed: dict[Path, bytes]) -> None:
@@ -58,7 +39,7 @@ def test_an_image_that_is_removed_and_added_again_is_encoded_once(run, family, c
     """Orphans take only the room of what is not wanted, and the cache's bytes and identity are
     those of a cache that never had it."""
     whole = contents(run.cache())
-    removed = _remove(run, 2, 5)
+    removed = run.remove(2, 5)
     (run.images / "01.txt").write_text("a tower")
     smaller = run.cache()
     assert contents(smaller) == contents(run.cache("fresh"))
@@ -92,7 +73,7 @@ def test_buckets_that_are_switched_on_and_off_encode_once(run, family, capsys):
 @pytest.mark.parametrize("how", ["a flipped bit", "cut off"])
 def test_a_damaged_orphan_is_ignored_and_named(run, family, capsys, how):
     run.cache()
-    removed = _remove(run, 2)
+    removed = run.remove(2)
     run.cache()
     [shard] = orphan_shards(run.folder / "cache")
     data = bytearray(shard.read_bytes())
@@ -110,7 +91,7 @@ def test_a_damaged_orphan_is_ignored_and_named(run, family, capsys, how):
 def test_orphans_are_compared_after_an_upgrade(run, family, monkeypatch, capsys):
     """One that would be encoded to other numbers is encoded again, and never mixed in."""
     run.cache()
-    removed = _remove(run, 2, 5)
+    removed = run.remove(2, 5)
     run.cache()
     changed = {"versions.torch": "9.9.9"}
     monkeypatch.setattr(record, "software", lambda packages: software(packages) | changed)
@@ -129,7 +110,7 @@ def test_a_kill_before_or_after_the_exchange_of_folders_loses_nothing(
 ):
     """Orphans are in the new folder before it replaces the old one."""
     run.cache()
-    removed = _remove(run, 2, 5)
+    removed = run.remove(2, 5)
     before = contents(run.cache())
     kept = orphan_shards(run.folder / "cache")
     with monkeypatch.context() as patch:

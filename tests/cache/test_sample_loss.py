@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.builders.caching import FakeFamily, Run
+from tests.builders.caching import Run
 from tests.builders.refusals import refused
 
 from zerotrain.cache import code, encoding, mask_scaling, read_cache, stacked
@@ -22,22 +21,14 @@ from zerotrain.training.checkpointing.conditions import data_digest
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(run) -> Run:
     """Twenty opaque images; the first two are replaced by half transparent ones."""
-    found = Run(tmp_path)
     for number in range(2):
         pixels = np.full((32, 32, 4), 40 * number, np.uint8)
         pixels[..., 3] = 255
         pixels[:, :16, 3] = 0
-        Image.fromarray(pixels).save(found.images / f"{number:02d}.png")
-    return found
-
-
-@pytest.fixture
-def family(monkeypatch: pytest.MonkeyPatch) -> FakeFamily:
-    found = FakeFamily()
-    monkeypatch.setattr("zerotrain.stages.cache_latents.load_family", lambda name: found)
-    return found
+        Image.fromarray(pixels).save(run.images / f"{number:02d}.png")
+    return run
 
 
 def test_a_weight_is_in_every_sample_and_changes_no_key(run, family):

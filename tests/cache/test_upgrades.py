@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
-from tests.builders.caching import FakeFamily, Run, StopError, contents, stop_encoding
+from tests.builders.caching import FakeFamily, StopError, contents, stop_encoding
 from tests.builders.talks import cached
 from tests.cache.earlier_version import make_earlier
 
@@ -19,22 +18,9 @@ from zerotrain.cache.precision import full_precision
 from zerotrain.cache.record import ENCODING, read_record
 from zerotrain.cache.tokenising import Tokenising
 from zerotrain.machine.software import software
-from zerotrain.stages import cache_latents as stage
 from zerotrain.training.checkpointing.conditions import data_digest
 
 DONE = "encoded {} of 20 latents, {} of 4 captions; the rest was in the cache"
-
-
-@pytest.fixture
-def family(monkeypatch) -> FakeFamily:
-    fake = FakeFamily()
-    monkeypatch.setattr(stage, "load_family", lambda name: fake)
-    return fake
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(tmp_path)
 
 
 @pytest.fixture

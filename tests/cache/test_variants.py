@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.builders.caching import FakeFamily, Run
 
 from zerotrain.cache import read_cache
 from zerotrain.config.training import TrainConfig
@@ -20,18 +18,6 @@ from zerotrain.training.checkpointing.conditions import data_digest
 
 TAGGED = {"shuffle_caption": True, "caption_variants": 3}
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(tmp_path)
-
-
-@pytest.fixture
-def family(monkeypatch: pytest.MonkeyPatch) -> FakeFamily:
-    found = FakeFamily()
-    monkeypatch.setattr("zerotrain.stages.cache_latents.load_family", lambda name: found)
-    return found
 
 
 def make_phase(count: int, seed: int = 3) -> Any:

@@ -132,9 +132,9 @@ def run(folder: Path, address: str, words: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_fetched_model_needs_no_hub(hub, tmp_path):
-    """Fetched once, twice without a file, then built from with the hub not to be reached."""
+    """Also where no network can be taken from a process (see test_a_run_needs_no_network)."""
     address, asked = hub
     told = run(tmp_path, address, "zerotrain fetch config.json --to shared")
     assert f"hub model {REPO}" in told, told
@@ -304,8 +304,8 @@ def without_network(folder: Path, words: str) -> subprocess.CompletedProcess[str
 def test_a_run_needs_no_network(
     hub: tuple[str, list[str]], tmp_path: Path, private_project: Callable[[str], Path]
 ) -> None:
-    """Base, dataset, cache, training and weights of a model of the hub; without fetch a sentence
-    that names it."""
+    """Base, dataset, cache, training and weights of a model of the hub, fetched once, twice without
+    a file; without fetch a sentence that names it."""
     if not shutil.which("ip") or subprocess.call([*NO_NETWORK, "ip link set lo up"]):
         pytest.skip("needs the right to a network of its own (`unshare --net`), and iproute2's ip")
     project = private_project("project")
@@ -319,7 +319,13 @@ def test_a_run_needs_no_network(
     assert refused.returncode != 0
     assert "run `zerotrain fetch CONFIG` on the login node" in refused.stdout
     assert "Traceback" not in refused.stdout
+    told = run(project, hub[0], "zerotrain fetch config/offline.json")
+    assert f"hub model {REPO}" in told, told
+    hub[1].clear()
     run(project, hub[0], "zerotrain fetch config/offline.json")
+    assert [line for line in hub[1] if line.startswith("GET") and "/resolve/" in line] == []
     done = without_network(project, snakemake + TRAINED)
     assert done.returncode == 0, done.stdout[-5000:]
     assert (project / TRAINED).is_file()
+    base = json.loads((project / "results/digits/base/manifest.json").read_text())
+    assert base["content"]["commit"] == COMMIT

@@ -29,7 +29,8 @@ from zerotrain.models.families import nano as nano_parts
 def test_micro_is_what_was_planned(name, tmp_path, monkeypatch):
     """It loads, and every tensor has the shape that the planner computed; the vocabulary is
     smaller."""
-    monkeypatch.setattr(nano_parts, "VAE_STEPS", 2)
+    # Its autoencoder is that of nano, and fitting changes no shape.
+    monkeypatch.setattr(nano_parts, "_fit", lambda *_: (0.0, 1.0))
     module = importlib.import_module(f"zerotrain.models.families.{name}_nano")
     samples = (SUMS,) if FAMILIES[name].modality == "text" else (CAPTIONS, make_pictures(256, 2))
     module.SMALL.build(*samples, 0, tmp_path, preset="micro")

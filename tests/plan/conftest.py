@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,27 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from zerotrain.launch.planner import trace_store
-from zerotrain.launch.planner.architecture import Architecture, find_architecture
+from zerotrain.launch.planner.architecture import Architecture, find_architecture, read_shipped
 from zerotrain.launch.planner.forward import loss_of
 from zerotrain.launch.planner.memory import Memory, Storages
 from zerotrain.launch.planner.part import Part
 from zerotrain.launch.planner.passes import tensors_of
 from zerotrain.launch.planner.shape import Shape
+
+
+def shipped_models(*more: str) -> list[Any]:
+    """Family and base of each model of config/models, and what else a test takes, as parameters.
+
+    `make test-soak` alone has those that are not the first of their family.
+    """
+    seen: set[str] = set()
+    found = []
+    for known in read_shipped():
+        marks = [pytest.mark.soak] * (known.family in seen)
+        found.append(pytest.param(known.family, known.source.split(", ")[0], *more, marks=marks))
+        seen.add(known.family)
+    return found
+
 
 SDXL = {
     "sample_size": 16,

@@ -24,7 +24,7 @@ SLOW = [
     "torch:bf16",
     "zero1:bf16:2",
     "zero2_offload:no",
-    "zero3_offload:bf16:2",
+    "zero3_offload:bf16",
     "zero3:bf16:1:init",
 ]
 """Each engine, each precision, two processes and a start on no device, once."""
@@ -35,7 +35,7 @@ SOAK = [
     if f"{preset}:{precision}" not in SLOW
 ] + [
     "torch:no:2", "zero2:no:2", "zero2:bf16:2", "zero2_offload:no:2", "zero3:no:2", "zero3:bf16:2",
-    "zero3_offload:no:2:init",
+    "zero3_offload:bf16:2", "zero3_offload:no:2:init",
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.builders.runs import make_config
+from tests.plan.conftest import shipped_models
 
 from zerotrain.config.families import FAMILIES, PRESETS
 from zerotrain.errors import PipelineError
@@ -52,7 +53,7 @@ def test_an_adapter_alone_is_trained_of_a_model_of_20_billion_parameters():
     ("family", "base", "targets"),
     [
         *((family, "nano", targets) for family in FAMILIES for targets in (None, "all-linear")),
-        *((known.family, known.source.split(", ")[0], "all-linear") for known in read_shipped()),
+        *shipped_models("all-linear"),
     ],
 )
 def test_a_lora_has_the_parameters_that_its_names_promise(family, base, targets):

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from tests.builders.runs import make_run
+from tests.plan.conftest import shipped_models
 
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
 from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.launch.planner.architecture import read_shipped
 from zerotrain.launch.planner.options import PlanOptions
 from zerotrain.launch.planner.planner import PlannedMachine, plan
 from zerotrain.launch.planner.report import plan_report
@@ -78,10 +78,9 @@ def test_a_preset_of_any_size_is_planned_or_refused(family: str, preset: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("known", read_shipped(), ids=lambda known: known.source.split(", ")[0])
-def test_a_shipped_model_of_any_size_is_planned_or_refused(known: Any) -> None:
+@pytest.mark.parametrize(("family", "base"), shipped_models())
+def test_a_shipped_model_of_any_size_is_planned_or_refused(family: str, base: str) -> None:
     """The models of config/models, at usual and unusual sizes."""
-    base = known.source.split(", ")[0]
-    for size in (512, 1032, 4096) if known.family not in LANGUAGE_MODELS else (64, 4096):
-        found = refusal_of(family=known.family, base=base, resolution=size, max_length=size)
+    for size in (512, 1032, 4096) if family not in LANGUAGE_MODELS else (64, 4096):
+        found = refusal_of(family=family, base=base, resolution=size, max_length=size)
         assert is_expected(found), found

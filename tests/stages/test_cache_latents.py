@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
-from tests.builders.caching import SIDE, FakeFamily, Run, StopError, contents, stop_encoding
+from tests.builders.caching import SIDE, StopError, contents, stop_encoding
 
 from zerotrain import artifact
 from zerotrain.cache import encoding, read_cache, stacked
@@ -24,20 +24,6 @@ from zerotrain.models.families.sdxl import FAMILY as SDXL
 from zerotrain.stages import cache_latents as stage
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
-
-
-@pytest.fixture
-def family(monkeypatch) -> FakeFamily:
-    """The family that the stage loads."""
-    fake = FakeFamily()
-    monkeypatch.setattr(stage, "load_family", lambda name: fake)
-    return fake
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """A run with twenty images."""
-    return Run(tmp_path)
 
 
 def test_the_reader_gives_what_the_encoders_gave(run, family):

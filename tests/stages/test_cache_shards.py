@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.builders.caching import SIDE, FakeFamily, Run, StopError, contents, stop_encoding
+from tests.builders.caching import (
+    SIDE,
+    FakeFamily,
+    Run,
+    StopError,
+    contents,
+    load_fake_family,
+    stop_encoding,
+)
 
 from zerotrain.cache import encoding
 from zerotrain.cache.key_ranges import parse_range
@@ -21,18 +29,10 @@ COUNT = 4
 
 
 @pytest.fixture
-def family(monkeypatch) -> FakeFamily:
+def family(family, monkeypatch) -> FakeFamily:
     """The family that the stage loads, with batches of one."""
-    fake = FakeFamily()
-    monkeypatch.setattr(stage, "load_family", lambda name: fake)
     monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", SIDE * SIDE)
-    return fake
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """A run with twenty images."""
-    return Run(tmp_path)
+    return family
 
 
 def call(run: Run, output: str, **given) -> Path:
@@ -103,8 +103,7 @@ def test_a_job_that_was_stopped_goes_on_where_it_was(run, family, monkeypatch):
     with pytest.raises(StopError):
         encode_range(run, 0)
     written = [*(run.folder / "shards/0-of-4/partial").glob("*.safetensors")]
-    other = FakeFamily()
-    monkeypatch.setattr(stage, "load_family", lambda name: other)
+    other = load_fake_family(monkeypatch)
     encode_range(run, 0)
     assert written
     assert len(other.image_batches) < whole

@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.builders.caching import SIDE, FakeFamily, Run
+from tests.builders.caching import SIDE, FakeFamily
 
 from zerotrain.cache import encoding, writer
 from zerotrain.cache.encoding import Encoding, batch_size
-from zerotrain.stages import cache_latents as stage
 
 GIB = 2**30
 SECONDS = 20
-
-
-@pytest.fixture
-def family(monkeypatch) -> FakeFamily:
-    """The family that the stage loads."""
-    fake = FakeFamily()
-    monkeypatch.setattr(stage, "load_family", lambda name: fake)
-    return fake
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """A run with twenty images."""
-    return Run(tmp_path)
 
 
 def test_the_next_batch_is_read_while_one_is_encoded(run, family, monkeypatch):

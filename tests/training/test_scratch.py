@@ -7,15 +7,13 @@ import socket
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from tests.training.conftest import phase as phase
 
 from zerotrain import artifact
 from zerotrain.machine import disk
 from zerotrain.training.process import scratch
-from zerotrain.training.process.scratch import COPY, LOCK, copy_of_cache
+from zerotrain.training.process.scratch import copy_of_cache
 
 
 def publish(folder: Path, text: str) -> Path:
@@ -210,31 +208,3 @@ def test_a_disk_that_keeps_nothing_is_given_up(
         assert found == cache
         assert "was made 3 times, never whole" in said
     assert list(place.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_weights_are_the_same_with_it_and_after_a_kill(
-    training: Any,
-    phase: Any,
-    place: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Killed in the middle, it leaves its copy, and takes it over; then nothing is left."""
-    monkeypatch.setenv("JOB_DISK", str(place))
-    command = phase("copied", save_every=20, scratch="$JOB_DISK/caches")
-    running = command.start()
-    command.wait_for_save()
-    (copy,) = (place / "caches").iterdir()
-    ranks = [p for p in command.processes() if "zerotrain.training.rank" in p.cmdline()[:3]]
-    assert str(copy / COPY) in ranks[0].cmdline()
-    running.kill()
-    running.wait()
-    command.wait_for_silence()
-    assert (copy / COPY).is_dir()
-    assert (copy / LOCK).is_file()
-    code, said = command.run()
-    assert code == 0, said
-    assert f"the cache is read from its copy {copy / COPY}" in said
-    assert list((place / "caches").iterdir()) == []
-    training.run("whole", "torch", 300)
-    assert command.hashes() == training.hashes("whole", 300)

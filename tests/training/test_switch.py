@@ -46,7 +46,7 @@ def matrix(tmp_path_factory, inputs, server, request) -> Iterator[Matrix]:
 
 
 def _cases() -> list[Any]:
-    quick, in_ci = ring()[::2], [*ring(), *chosen()]
+    quick, in_ci = [ring()[0], ring()[2]], [*ring(), *chosen()]
 
     def marks(switch: Switch) -> Any:
         if switch in quick:
@@ -118,7 +118,7 @@ def test_switch_carries_the_position(training):
 
 @pytest.mark.parametrize(
     "preset",
-    [pytest.param(one, marks=[pytest.mark.slow] * (one != "zero3_offload")) for one in PRESETS],
+    [pytest.param(one, marks=[pytest.mark.slow] * (one != "zero2_offload")) for one in PRESETS],
 )
 def test_switch_state_is_the_same_from_every_engine(matrix, preset):
     """Each engine's fragments give the model's own parameters, without the frozen and the second
@@ -184,24 +184,24 @@ def test_a_switch_to_fewer_processes_keeps_the_micro_batch(training, processes, 
 
 @pytest.mark.slow
 def test_switch_of_a_killed_phase_repeats_nothing_that_was_saved(training):
-    """Killed at 90 of 240 steps and switched, it ends as the uninterrupted one."""
-    shape = {"save_every": 30, "lr_scheduler_steps": 240, "keep": 20}
-    whole = training.run("whole", "torch", 240, **shape)
-    training.phase("cut", "torch", 240, **shape)
+    """Killed at 40 of 160 steps and switched, it ends as the uninterrupted one."""
+    shape = {"save_every": 20, "lr_scheduler_steps": 160, "keep": 20}
+    whole = training.run("whole", "torch", 160, **shape)
+    training.phase("cut", "torch", 160, **shape)
     process = training.start("cut")
-    training.wait_for_step("cut", 90)
+    training.wait_for_step("cut", 40)
     process.kill()
     process.join()
-    step = progress_folder.newest_step(training.progress("cut"), 240)
-    assert 60 <= step < 240  # the log may be ahead of a save, and the kill behind the log
+    step = progress_folder.newest_step(training.progress("cut"), 160)
+    assert 20 <= step < 160  # the log may be ahead of a save, and the kill behind the log
     state = training.export_state("cut", step)
-    losses = training.run("continued", "zero2_offload", 240, state=state, **shape)
+    losses = training.run("continued", "zero2_offload", 160, state=state, **shape)
     lines = training.log("continued")
-    assert [line["step"] for line in lines] == list(range(1, 241))
-    assert [line["phase"] for line in lines] == ["cut"] * step + ["continued"] * (240 - step)
+    assert [line["step"] for line in lines] == list(range(1, 161))
+    assert [line["phase"] for line in lines] == ["cut"] * step + ["continued"] * (160 - step)
     assert losses[:step] == whole[:step]
     apart = deviation(losses, whole)
-    print(f"killed at {step} of 240 and switched: largest relative deviation {apart:.1e}")
+    print(f"killed at {step} of 160 and switched: largest relative deviation {apart:.1e}")
     assert apart <= 1e-6
 
 

@@ -18,7 +18,7 @@ from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR
 from zerotrain.machine.child_process import SAME_SECONDS
 from zerotrain.stages.train_phase import allocator
 from zerotrain.training.checkpointing import progress_folder
-from zerotrain.training.process import lock
+from zerotrain.training.process import lock, scratch
 from zerotrain.training.reporting import heartbeat
 
 KILLED = 128 + signal.SIGKILL
@@ -70,22 +70,32 @@ def test_resume_after_a_signal_to_the_command(training, phase, preset):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
-def test_resume_after_kill_of_the_command(training, phase, preset):
+def test_resume_after_kill_of_the_command(training, phase, preset, tmp_path, monkeypatch):
     """kill -9 of the command, which can do nothing then, ends its training within seconds; the next
-    start takes over the dead owner's lock and ends in the weights of an undisturbed run."""
-    until = 120
-    command = phase("killed", preset, until, save_every=20)
+    start takes over the dead owner's lock and its copy of the cache, removes that at its end, and
+    ends in the weights of an undisturbed run, which reads the cache where it is."""
+    until, disk = 120, tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setenv("JOB_DISK", str(disk))
+    command = phase("killed", preset, until, save_every=20, scratch="$JOB_DISK/caches")
     running = command.start()
     command.wait_for_save()
     assert len(command.processes()) >= 3
+    (copy,) = (disk / "caches").iterdir()
+    ranks = [p for p in command.processes() if "zerotrain.training.rank" in p.cmdline()[:3]]
+    assert str(copy / scratch.COPY) in ranks[0].cmdline()
     running.kill()
     running.wait()
     command.wait_for_silence()
     assert lock.read_owner(command.progress) is not None
     assert progress_folder.saved_steps(command.progress)
+    assert (copy / scratch.COPY).is_dir()
+    assert (copy / scratch.LOCK).is_file()
 
     code, said = command.run()
     assert code == 0, said
+    assert f"the cache is read from its copy {copy / scratch.COPY}" in said
+    assert list((disk / "caches").iterdir()) == []
     assert [line["step"] for line in training.log("killed")] == list(range(1, until + 1))
     training.run("whole", preset, until)
     assert command.hashes() == training.hashes("whole", until)
@@ -147,16 +157,18 @@ def test_resume_after_one_process_of_two_was_killed(training, phase, preset):
 
 PARTS = ("launcher", "rank 1", "launcher and ranks")
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SENT = (signal.SIGUSR1, "launcher and ranks")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "whom"),
     [
-        # Each signal and each part once; the other pairs are for `make test-soak`.
-        pytest.param(number, whom, marks=() if at == place else pytest.mark.soak)
-        for at, number in enumerate(STOPPING)
-        for place, whom in enumerate(PARTS)
+        # As clusters send it: each process stops for each of them (test_stop_request.py, and
+        # test_external_launch.py for one rank of two). The others are for `make test-soak`.
+        pytest.param(number, whom, marks=() if (number, whom) == SENT else pytest.mark.soak)
+        for number in STOPPING
+        for whom in PARTS
     ],
 )
 def test_resume_after_a_signal_to_a_part(phase, whom, number):

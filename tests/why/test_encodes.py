@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.builders.caching import SIDE, FakeFamily, Run
+from tests.builders.caching import SIDE, FakeFamily, Run, load_fake_family
 
 from zerotrain.artifact import file_sha256
 from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.models import families
 from zerotrain.pipeline.why.encodes import Encodes, count_encodes
 from zerotrain.pipeline.why.samples import compare_samples
-from zerotrain.stages import cache_latents as stage
 
 BUCKETS = {"alignment": 8, "min_aspect": 0.25, "max_aspect": 4.0}
 
@@ -23,7 +22,7 @@ BUCKETS = {"alignment": 8, "min_aspect": 0.25, "max_aspect": 4.0}
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Twenty images with three captions, in a cache."""
-    monkeypatch.setattr(stage, "load_family", lambda name: FakeFamily())
+    load_fake_family(monkeypatch)
     monkeypatch.setattr(families, "load_family", lambda name: FakeFamily())
     run = Run(tmp_path)
     run.cache()

@@ -24,6 +24,8 @@ from tests.workflow.jobs import (
     source,
 )
 
+pytestmark = pytest.mark.slow  # each begins with a run under DVC, which takes seconds to make
+
 EVERY_PART = ["cache", "progress", "checkpoint", "weights", "state", "evaluation", "report"]
 
 
@@ -45,7 +47,8 @@ def begin(project: Project) -> None:
     """A project under git and DVC, with a folder as DVC's remote, built by Snakemake and pushed."""
     init_repository(project.must)
     zerotrain(project, "dvc", "generate")
-    project.must("dvc", "remote", "add", "-q", "--default", "shelf", str(remote_of(project)))
+    # Next to the project, by a relative path: a copy of both has a remote of its own.
+    project.must("dvc", "remote", "add", "-q", "--default", "shelf", "../shelf")
     project.append(".gitignore", "/calls.txt\n")
     project.build("train")
     commit(project, "first")
@@ -55,6 +58,12 @@ def begin(project: Project) -> None:
 
 def remote_of(project: Project) -> Path:
     return project.folder.with_name("shelf")
+
+
+def copy_with_remote(project: Project, folder: Path) -> Project:
+    """The same project and its remote in another folder."""
+    shutil.copytree(remote_of(project), folder / "shelf")
+    return project.copy_to(folder / "project")
 
 
 def clone(project: Project, name: str = "clone") -> Project:
@@ -91,12 +100,8 @@ def built(tmp_path_factory, planner) -> Project:
 
 @pytest.fixture
 def stored(built: Project, tmp_path: Path) -> Project:
-    """A project that was built, committed and pushed, with a remote of its own."""
-    shutil.copytree(remote_of(built), tmp_path / "shelf")
-    project = built.copy_to(tmp_path / "project")
-    project.edit(".dvc/config", str(remote_of(built)), str(tmp_path / "shelf"))
-    project.must("git", "commit", "-q", "-a", "-m", "another shelf")
-    return project
+    """A project that was built, committed and pushed."""
+    return copy_with_remote(built, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +117,6 @@ def restored(_restored: Project, tmp_path: Path) -> Project:
     return _restored.copy_to(tmp_path / "restored")
 
 
-@pytest.mark.slow
 def test_dvc_restore_brings_everything_back(stored):
     """On a fresh clone one command brings the same bytes back, runs no stage, and leaves both tools
     with nothing to do; called again it brings nothing."""
@@ -155,10 +159,7 @@ SAMPLE = ("a source file", "a comment")
 
 @pytest.mark.parametrize(
     "edit",
-    [
-        pytest.param(edit, marks=pytest.mark.slow if edit in SAMPLE else pytest.mark.soak)
-        for edit in EDITS
-    ],
+    [pytest.param(edit, marks=() if edit in SAMPLE else pytest.mark.soak) for edit in EDITS],
 )
 def test_dvc_restore_leaves_each_edit_its_dependents(edit, restored):
     """After a restore an edit reruns each job that depends on it and no other, in both tools."""
@@ -170,7 +171,6 @@ def test_dvc_restore_leaves_each_edit_its_dependents(edit, restored):
     nothing_to_do(restored)
 
 
-@pytest.mark.slow
 def test_dvc_restore_without_remote_takes_the_cache(stored):
     """What the cache holds needs no remote: results that were removed come back from it."""
     stored.must("dvc", "remote", "remove", "-q", "shelf")
@@ -193,7 +193,6 @@ def spoil(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:5])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["spoiled", "emptied"])
 def test_dvc_restore_repairs_the_cache(harm, stored):
     """What the cache has lost or spoiled comes from the remote, where results lie here too."""
@@ -207,7 +206,6 @@ def test_dvc_restore_repairs_the_cache(harm, stored):
     assert hashes(stored) == before
 
 
-@pytest.mark.slow
 def test_dvc_restore_names_the_configuration(stored):
     """Where dvc.yaml is of another run, the command that is reported is that run's."""
     shutil.copy(stored.folder / CONFIG, stored.folder / "config/b.yaml")
@@ -228,10 +226,7 @@ def test_dvc_restore_is_called_from_the_top(stored):
 
 @pytest.fixture(scope="module")
 def _trained_twice(built: Project, tmp_path_factory) -> Project:
-    folder = tmp_path_factory.mktemp("twice")
-    shutil.copytree(remote_of(built), folder / "shelf")
-    project = built.copy_to(folder / "project")
-    project.edit(".dvc/config", str(remote_of(built)), str(folder / "shelf"))
+    project = copy_with_remote(built, tmp_path_factory.mktemp("twice"))
     project.edit(CONFIG, "learning_rate: 1.0e-3", "learning_rate: 2.0e-3")
     project.build("train")
     commit(project, "faster")
@@ -243,11 +238,7 @@ def _trained_twice(built: Project, tmp_path_factory) -> Project:
 @pytest.fixture
 def twice(_trained_twice: Project, tmp_path: Path) -> Project:
     """A project like `stored`, trained again to other weights, which are committed and pushed."""
-    shutil.copytree(remote_of(_trained_twice), tmp_path / "shelf")
-    project = _trained_twice.copy_to(tmp_path / "project")
-    project.edit(".dvc/config", str(remote_of(_trained_twice)), str(tmp_path / "shelf"))
-    project.must("git", "commit", "-q", "-a", "-m", "another shelf")
-    return project
+    return copy_with_remote(_trained_twice, tmp_path)
 
 
 def trainings(project: Project) -> tuple[str, str]:
@@ -256,7 +247,6 @@ def trainings(project: Project) -> tuple[str, str]:
     return first, second
 
 
-@pytest.mark.slow
 def test_dvc_restore_takes_a_revision(built, twice):
     """A revision is checked out on no branch, and its own results come back."""
     before = hashes(built)
@@ -280,6 +270,7 @@ def test_dvc_restore_refuses_uncommitted_changes(change, stored):
     """A revision is not checked out over changes that no commit holds; they are named."""
     name = CONFIG if change == "edit" else "dvc.lock"
     if change == "edit":
+        stored.must("git", "commit", "-q", "--allow-empty", "-m", "second")
         stored.append(CONFIG, "# a remark\n")
     else:
         stored.must("git", "rm", "-q", "--cached", "dvc.lock")
@@ -290,7 +281,6 @@ def test_dvc_restore_refuses_uncommitted_changes(change, stored):
     assert stored.must("git", "rev-parse", "HEAD") == head
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("phase", [pytest.param("plain", marks=pytest.mark.soak), "offload"])
 def test_dvc_weights_are_found_by_their_content(phase, built, twice, tmp_path):
     """A file of weights copied to another folder leads to the commit, the stage, the phase and
@@ -325,7 +315,6 @@ def test_dvc_weights_are_found_by_their_content(phase, built, twice, tmp_path):
     assert hashes(project) == before
 
 
-@pytest.mark.slow
 def test_dvc_weights_are_found_on_another_branch_and_in_an_experiment(twice, tmp_path):
     """The history of all references is looked through, not of the branch alone; what no commit
     holds yet is found as well."""
@@ -355,7 +344,6 @@ def test_dvc_weights_are_found_on_another_branch_and_in_an_experiment(twice, tmp
     assert '"learning_rate": 0.004' in said
 
 
-@pytest.mark.slow
 def test_dvc_unknown_weights_are_no_error_of_ours(twice, tmp_path):
     """Weights from another program: a sentence that says how many commits were looked at."""
     path = tmp_path / "other.safetensors"
@@ -405,7 +393,6 @@ REFUSALS: dict[str, tuple[Callable[[Project], object], str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reason", REFUSALS)
 def test_dvc_restore_refuses_with_a_hint(reason, stored):
     """Whatever is missing or in the way is a sentence; nothing that lay here is lost."""
@@ -420,7 +407,6 @@ def test_dvc_restore_refuses_with_a_hint(reason, stored):
         assert (hashes(project) if before else {}) == before
 
 
-@pytest.mark.slow
 def test_dvc_restore_replaces_what_it_is_asked_to(stored):
     """--force: a result that was never stored makes room."""
     project = clone(stored)
@@ -456,7 +442,6 @@ def test_dvc_restore_asks_what_is_meant(words, sentence, stored):
     assert sentence in zerotrain(stored, "restore", *words, code=2)
 
 
-@pytest.mark.slow
 def test_dvc_restore_says_what_is_left(stored):
     """A commit whose training was not finished: its stages and the reasons, exit code 1."""
     stored.edit(CONFIG, "guidance_scale: 3.0", "guidance_scale: 2.0")
@@ -467,7 +452,6 @@ def test_dvc_restore_says_what_is_left(stored):
     assert "train_phase" not in said
 
 
-@pytest.mark.slow
 def test_dvc_data_add_tracks_a_folder(stored):
     """A user's folder goes to DVC with a line for the configuration; on a fresh clone it comes back
     with all the rest. Called again it says that nothing has changed, or renews."""
@@ -492,7 +476,6 @@ def test_dvc_data_add_tracks_a_folder(stored):
     assert (project.folder / "photos.dvc").read_text() != tracked
 
 
-@pytest.mark.slow
 def test_dvc_data_add_prints_commands_that_work(stored):
     """Of a name with spaces and beyond ASCII too; links that DVC itself makes are no mistake."""
     stored.must("dvc", "config", "--local", "cache.type", "symlink")

@@ -169,7 +169,19 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("edit", EDITS)
+REPEATED = (
+    "data.repeats", "seed", "train.learning_rate of the first phase", "until of the last phase",
+    "resolution of the last phase", "launch of the last phase", "a preset that no phase names",
+    "export.dtype", "data.num_workers", "a value written otherwise", "stages/export_weights.py",
+    "stages/evaluate.py", "stages/report.py", "models/families/pipelines.py",
+    "a value and a source", "pipeline/new_run.py",
+)  # fmt: skip
+"""Edits of kinds of which another is in `make test`; test_parameters.py has every value."""
+
+
+@pytest.mark.parametrize(
+    "edit", [pytest.param(e, marks=[pytest.mark.slow] * (e in REPEATED)) for e in EDITS]
+)
 def test_graph_edit_reruns_exactly_what_depends_on_it(built, edit):
     """After an edit, the jobs that depend on it are listed, and no others."""
     change, expected = EDITS[edit]

@@ -214,7 +214,7 @@ def _name_sizes(cache: Cache, samples: NDArray[np.int64]) -> NDArray[np.int64]:
 def _count_kinds(cache: Cache, samples: NDArray[np.int64]) -> dict[tuple[float, int], int]:
     """Count samples by share and size, sorted, with those of whole repeats first."""
     shares, sizes = cache.entries.numbers("share")[samples], _name_sizes(cache, samples)
-    found = {}
+    found: dict[tuple[float, int], int] = {}
     for share in sorted(np.unique(shares).tolist(), key=lambda one: (one != 1, one)):
         names, counts = np.unique(sizes[shares == share], return_counts=True)
         found |= {(share, int(name)): int(n) for name, n in zip(names, counts, strict=True)}

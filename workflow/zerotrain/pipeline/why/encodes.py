@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerotrain.artifact import read, read_manifest
 from zerotrain.data.buckets import View, other_views
@@ -115,7 +115,7 @@ def _keys(
 
     try:
         model = read(base, "base", verify=False)
-        family = load_family(settings.family)
+        family: Any = load_family(settings.family)  # of images: only their caches are compared
         reads = family.conditioning(base)
         device = _device(cache)
         encoding = Encoding(settings, size, family, model, reads=reads, device=device)
@@ -151,12 +151,13 @@ def _stored(cache: Path, damaged: Collection[str]) -> set[str]:
         index = read_index(cache)
     except (OSError, ValueError):
         index = None
-    for entry in index.entries if index else ():
-        for series, name, keys in (
-            (index.latents, "latents", _latents_of(entry)),
-            (index.text, "text", _texts_of(entry)),
-        ):
-            found.update(key for key in keys if not _is_in(key, series, name, damaged))
+    if index is not None:
+        for entry in index.entries:
+            for series, name, keys in (
+                (index.latents, "latents", _latents_of(entry)),
+                (index.text, "text", _texts_of(entry)),
+            ):
+                found.update(key for key in keys if not _is_in(key, series, name, damaged))
     for path in [*orphan_shards(cache), *cache.glob(f"{PARTIAL}/*.safetensors")]:
         with suppress(OSError, SafetensorError), safe_open(path, framework="numpy") as shard:
             found.update(map(key_of, shard.keys()))
