@@ -49,7 +49,7 @@ test-full: setup ## Run the tests that take long
 test-soak: setup ## Run by hand what CI only samples: long kills, fuzz, every switch
 	@$(PYTEST) -m soak $(ARGS) || [ $$? -eq 5 ]
 
-test-gpu: setup ## Run the tests that need an NVIDIA GPU; it fails where there is none
+test-gpu: setup ## Run the tests that need an NVIDIA GPU; it fails where there is no GPU
 	@tests/gpu/run $(ARGS)
 
 switch-table: setup ## Measure every switch and write the tables of docs/switching.md
