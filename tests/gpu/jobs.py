@@ -40,6 +40,8 @@ def train_measured(arguments: list[str], answers: Any) -> None:
 
     from zerotrain.training import rank
 
+    # The report of a training counts from its first step; a plan has the set-up before it, too.
+    vars(torch.cuda)["reset_peak_memory_stats"] = lambda device=None: None
     rank.main(arguments)
     if torch.cuda.is_available():
         answers.put((torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
