@@ -416,6 +416,29 @@ def test_a_resolution_that_the_base_cannot_take_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("base", "width", "sentence"),
+    [
+        ("sd3", 3072, None),
+        ("sd3", 3088, "3088 is more than the 3072 pixels a side for which the base has positions"),
+        ("sd3", 1032, "1032 is no multiple of 16, which the base divides images into"),
+        ("nano", 64, None),
+        ("nano", 72, "72 is more than the 64 pixels a side for which the base has positions"),
+    ],
+)
+def test_a_grid_that_the_base_cannot_draw_is_refused(
+    base: str, width: int, sentence: str | None
+) -> None:
+    """Before a training whose evaluation would fail."""
+    write_base("sd3")
+    found = check_base_of(
+        f"base: {base}\nevaluate: {{sizes: [[{width}, 64]]}}", "sd3", "\n    resolution: 64"
+    )
+    assert [one.partition(": ")[2] for one in found] == (
+        [f"evaluate.sizes: {width}x64: {sentence}"] if sentence else []
+    )
+
+
+@pytest.mark.parametrize(
     ("base", "end", "layers"),
     [("flux", -2, None), ("flux", 57, 57), ("flux", -58, 57), ("nano", 3, None), ("nano", 4, 4)],
 )

@@ -23,12 +23,12 @@ PACKED = {"flux": 2, "qwen_image": 2}
 
 
 def check_resolutions(run: RunConfig, base: str) -> list[PipelineError]:
-    """List the phases with a resolution that the base cannot take.
+    """List the phases with a resolution, and the sizes of grids, that the base cannot take.
 
     Args:
-        run: The configuration; its base is not a preset.
-        base: A folder with config.json files, or the hub id of a known model. Nothing is listed for
-            other bases or if the needed values are missing.
+        run: The configuration.
+        base: A preset, a folder with config.json files, or the hub id of a known model. Nothing is
+            listed for other bases or if the needed values are missing.
     """
     try:
         architecture = find_architecture(run.family, base)
@@ -37,11 +37,15 @@ def check_resolutions(run: RunConfig, base: str) -> list[PipelineError]:
         return []
     if run.vae == "identity":
         pixels = 1
-    config = architecture.trained.config
+    config = dict(architecture.trained.config)
     patch = PACKED.get(run.family) or config.get("patch_size")
     unit = pixels * patch if isinstance(patch, int) else pixels  # a U-Net has no patches
     buckets = run.data.aspect_buckets
-    found = {}
+    if run.is_preset and "pos_embed_max_size" in config:  # built for the images of the first phase
+        side = run.phases[0].train.resolution
+        sizes = bucket_sizes(side, buckets) if buckets is not None else ((side, side),)
+        config["pos_embed_max_size"] = max(max(size) for size in sizes) // unit
+    found: dict[Any, PipelineError] = {}
     if buckets is not None and buckets.alignment % unit:
         found[0] = PipelineError(
             f"data.aspect_buckets.alignment: {buckets.alignment} is no multiple of {unit}, which "
@@ -56,6 +60,14 @@ def check_resolutions(run: RunConfig, base: str) -> list[PipelineError]:
         if side not in found and (problem := _find_problem(side, longest, unit, config)):
             what, hint = problem
             found[side] = PipelineError(f"phase {phase.name}: resolution {side} {what}", hint=hint)
+    for size in run.evaluate.sizes or () if isinstance(patch, int) else ():
+        for side in size:
+            if size not in found and (problem := _find_problem(side, side, unit, config)):
+                what, hint = problem
+                found[size] = PipelineError(
+                    f"evaluate.sizes: {size[0]}x{size[1]}: {side} {what}",
+                    hint=hint.replace("train.resolution", "the side"),
+                )
     return [*found.values()]
 
 

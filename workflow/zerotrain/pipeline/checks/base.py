@@ -49,7 +49,7 @@ def check_base(run: RunConfig) -> list[PipelineError]:
         problems = collect_errors(
             lambda: check_no_revision(run.base, run.revision), *_checks_of_preset_targets(run)
         )
-        return [*problems, *check_token_routes(run, run.base)]
+        return [*problems, *_check_architecture(run, run.base)]
     if _is_made(run):
         return [] if run.is_text else _check_architecture(run, str(_folder(run)))
     problems = check_named_base(run.family, run.base, run.revision)
