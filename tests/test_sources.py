@@ -164,7 +164,7 @@ DECIDING = {
     "artifact": "columns tensor_file",
     "cache": "__init__ layout mapped_shard reader token_layout",
     "config": "__init__ adapters optimizers parameter_patterns token_routes",
-    "data": "__init__ draws order",
+    "data": "__init__ draws order shares",
     "launch": "__init__ resolved schedules",
     "machine": "__init__ device",
     "models": "__init__ nf4 quantized_linear quanto trainable",

@@ -12,13 +12,10 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from zerotrain import artifact
 from zerotrain.artifact.manifest import DATASET
 from zerotrain.data.dataset_folder import PublishedDataset, SampleType, read_samples
-from zerotrain.data.order import epoch_part
+from zerotrain.data.shares import count_epoch
 
 KIND = DATASET
 
@@ -92,19 +89,6 @@ class Dataset(PublishedDataset[Sample]):
     def conditioning_images(self) -> int:
         """Return the number of conditioning images per sample."""
         return len(self.samples[0].conditioning) if self.samples else 0
-
-
-def count_epoch(repeats: NDArray[Any], shares: NDArray[Any], times: int) -> int:
-    """Count the samples of an epoch: the train split with its repeats and the dataset's.
-
-    Args:
-        repeats: [N] repeats of each training sample.
-        shares: [N] part of an epoch in which each takes part.
-        times: Repeats of the dataset.
-    """
-    partial, counts = np.unique(shares[shares != 1], return_counts=True)
-    parts = dict(zip(partial.tolist(), counts.tolist(), strict=True))
-    return int(repeats[shares == 1].sum()) * times + epoch_part(parts)
 
 
 def caption_sha256(caption: str) -> str:

@@ -13,7 +13,7 @@ at 0.25 the stream of such a bucket advances by a quarter of its images in an ep
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotrain.data.draws import BATCHES, ORDER, generator
+from zerotrain.data.shares import exact_share
 
 JITTERS = 4096
 """Numbers u that are drawn at a time."""
@@ -33,17 +34,6 @@ def repeat_in_rounds(samples: NDArray[np.int64], repeats: NDArray[np.int32]) -> 
     """
     rounds = range(int(repeats.max(initial=0)))
     return np.concatenate([samples[:0], *(samples[repeats > one] for one in rounds)])
-
-
-def exact_share(share: float) -> Fraction:
-    """Return repeats as they were written: 0.1 is a tenth."""
-    return Fraction(str(share))
-
-
-def epoch_part(shares: Mapping[float, int]) -> int:
-    """Count the samples that an epoch has of images with shares, of which so many have each."""
-    found = round(sum(exact_share(share) * count for share, count in shares.items()))
-    return max(1, found) if shares else 0
 
 
 class SampleOrder:

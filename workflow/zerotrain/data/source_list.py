@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zerotrain.config.image_options import WHITE
 from zerotrain.config.image_source import SHARDS, SourceConfig
 from zerotrain.data.folder import FolderSource, folder_files
-from zerotrain.data.order import exact_share
+from zerotrain.data.shares import exact_share
 from zerotrain.data.source import Found, Source
 from zerotrain.errors import PipelineError
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zerotrain.data.order import exact_share
+from zerotrain.data.shares import exact_share
 from zerotrain.errors import PipelineError
 from zerotrain.importers.image_sources import put_resolutions, source_names, source_prefixes
 from zerotrain.importers.imported_config import ImportedConfig, Outcome

@@ -14,8 +14,9 @@ from zerotrain.artifact import MANIFEST, is_published, read
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.crop import centre_crop
-from zerotrain.data.dataset import Sample, caption_sha256, count_epoch, read_dataset
+from zerotrain.data.dataset import Sample, caption_sha256, read_dataset
 from zerotrain.data.open import open_source
+from zerotrain.data.shares import count_epoch
 from zerotrain.data.source import Found
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolve import phase_spans
