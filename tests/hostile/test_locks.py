@@ -42,7 +42,7 @@ def test_what_is_no_plain_file_is_no_lock(victim: Path, kind: str) -> None:
         os.mkfifo(place)
     else:
         place.symlink_to(victim if kind == "link" else victim.with_name("made"))
-    assert refused(open_lock, place).what.startswith(f"{place}: is a link or no plain file")
+    assert refused(open_lock, place).what.startswith(f"{place}: is a link, or not a regular file")
     assert victim.read_text() == VICTIM
     assert not victim.with_name("made").exists()
 

@@ -28,6 +28,14 @@ HOSTILE = [
     "a | b",
     "`code` *strong* ~~gone~~ \\",
     "line\n\n# heading\u2028- item",
+    "# heading",
+    "> quote",
+    "- item",
+    "+ item",
+    "1. item",
+    "---",
+    "    code",
+    "_emphasis_ and __strong__",
 ]
 
 
@@ -37,6 +45,8 @@ def test_markup_is_shown(text: str) -> None:
     found = _plain(text)
     assert not any(part in found for part in ("](", "][", "]:", "://", "www.", "|", "`", "*", "\n"))
     assert "<" not in found.replace("<br>", "")
+    shown = found.replace("<br>", "\n").splitlines()[0]
+    assert not shown.startswith(("#", ">", "-", "+", " ", "1.", "_", "="))
     assert html.unescape(found.replace("<br>", "\n")).split() == text.split()
 
 
@@ -107,3 +117,21 @@ def test_questions_of_a_dataset_are_published_by_choice(shown) -> None:
 def test_a_new_repository_is_private() -> None:
     """It can be made public later; what was public cannot be made private again."""
     assert PublishOptions(Path("a"), "me/cats").private
+
+
+def test_a_grid_that_the_card_does_not_show_is_not_uploaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An earlier card may have shown private captions, which are drawn into its grid."""
+    card = tmp_path / "card"
+    card.mkdir()
+    (card / "samples.png").write_bytes(b"drawn captions")
+    (card / "README.md").write_text("# cats\n")
+    folder = SimpleNamespace(files={}, path=lambda name: tmp_path / name)
+    monkeypatch.setattr(module, "_read", lambda weights: folder)
+    options = PublishOptions(tmp_path / "weights", "me/cats", card=card, dry_run=True)
+    module.publish(options)
+    assert "samples.png" not in capsys.readouterr().out
+    (card / "README.md").write_text("![samples](samples.png)\n")
+    module.publish(options)
+    assert "samples.png" in capsys.readouterr().out

@@ -9,11 +9,12 @@ import pytest
 from zerotrain.pipeline.doctor.report import Report, redact
 
 LONG = "Ab3dEf6hIj9lMn2pQr5tUv8x"
+COMMIT = "462165984030d82259a11f4367a4eed129e94a7b"
 SECRET = [
     f"hf_{LONG}", f"sk-proj-{LONG}-{LONG}", f"sk-ant-api03-{LONG}", f"ghs_{LONG}", f"ghp_{LONG}",
     f"github_pat_{LONG}_{LONG}", f"glpat-{LONG}", f"xoxb-12345-{LONG}", "AKIAIOSFODNN7EXAMPLE",
     f"AIzaSy{LONG}abcdefgh", f"npm_{LONG}", f"eyJhbGciOi{LONG}.{LONG}.{LONG}",
-    "0123456789abcdef0123456789abcdef01234567", f"pypi-{LONG}",
+    "0123456789abcdef0123456789abcdef01234567", f"pypi-{LONG}", f"r8_{LONG}", f"dop_v1_{LONG}",
 ]  # fmt: skip
 """Keys by their form, wherever they stand."""
 IN_PLACE = [
@@ -29,6 +30,10 @@ IN_PLACE = [
     ('"api_key": "{}"', "two words"),
     ("COMET_API_KEY: '{}'", "value"),
     ("HF_TOKEN={}", "short"),
+    ("MY_SECRET_KEY={}", "short"),
+    ("PRIVATE_KEY={}", "short"),
+    ("DB_PASS={}", "short"),
+    ("zerotrain publish --hub_token {} cats", "hunter2"),
     ("-----BEGIN OPENSSH PRIVATE KEY-----\n{}", "b3BlbnNzaC1rZXktdjEAAAAA"),
 ]
 """Keys by what stands around them."""
@@ -38,6 +43,11 @@ KEPT = [
     "tokenizer_2, max_length: 77, tokens: 512 a second",
     "https://hub.org/a?download=true, /data/sk-images, 3 skipped",
     "OMP_NUM_THREADS: 3, CUDA_VISIBLE_DEVICES: 0,1",
+    f"revision: {COMMIT}, snapshots/{COMMIT}/unet, commit {COMMIT}",
+    "global-batch-size: 4, glass-paintings-2024, gloss-pictures",
+    "sk-paintings-v2, xoxo-pictures1, --max_new_tokens 12",
+    "Basic training of LoRA with a bearer certificate. Basic training. Done",
+    "eos_token: </s>, tokenizer.pad_token: <pad>, trigger_token: sks",
 ]
 """What a reader of the report needs."""
 

@@ -152,6 +152,14 @@ def test_images_of_subfolders_are_reported(toml):
     assert told.startswith("2 images in subfolders of reg/1_dog are trained on, too")
 
 
+def test_a_folder_may_be_filled_later(toml):
+    """It is read when the dataset is made."""
+    for path in Path("train/10_sks dog").iterdir():
+        path.unlink()
+    settings = read(toml, ('class_tokens = "sks dog"', "")).nested()
+    assert settings["data"]["sources"][0]["images"] == "train/10_sks dog"
+
+
 def test_buckets_are_those_of_kohyas_scripts():
     """make_bucket_resolutions((512, 512)) of sd-scripts, by its page of numbers."""
     assert bucket_sizes(512, 256, 1024, 64) == [

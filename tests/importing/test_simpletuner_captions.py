@@ -123,12 +123,26 @@ def test_the_programs_keys_are_those_of_datasets_without_them(place: Path) -> No
     assert captions(found) == {"caption_strategy": "instanceprompt", "instance_prompt": "sks"}
 
 
+def test_the_part_of_a_hub_dataset_is_in_the_call_that_brings_it(place: Path) -> None:
+    """Else the wrong images would be trained on."""
+    own = {"type": "huggingface", "dataset_name": "a/b", "caption_strategy": "huggingface"}
+    found = read([DATASET | own | {"split": "validation", "revision": "v1"}, EMBEDS])
+    [told] = [one.reason for one in found.notes if one.key.endswith("dataset_name")]
+    assert "load_dataset('a/b', split='validation', revision='v1')" in told
+
+
 @pytest.mark.parametrize(
     ("own", "message"),
     [
         ({"prepend_instance_prompt": True, "instance_prompt": None}, "instance_prompt is missing"),
         ({"caption_filter_list": ["a"]}, "dataset of text_embeds only: move it there"),
         ({"caption_shuffle": {"enable": True, "split_on": "space"}}, "split_on is space"),
+        ({"caption_shuffle": {"enable": True, "count": "many"}}, "count is 'many'"),
+        (
+            {"type": "huggingface", "dataset_name": "a/b", "caption_strategy": "huggingface",
+             "huggingface": "image_column"},
+            "huggingface is 'image_column'",
+        ),
         ({"caption_strategy": "parquet"}, "parquet: names no table"),
         (
             {"caption_strategy": "parquet", "parquet": {"path": "a.parquet"}},

@@ -157,8 +157,12 @@ def _metrics(metrics: dict[str, Any]) -> list[tuple[str, str]]:
     return [(LABELS.get(name, name), format_metric(name, metrics[name])) for name in names]
 
 
-_MARKUP = re.compile(r"[|`*\\~]|(?<=\])[(\[:]|(?<=[A-Za-z]):(?=//)|(?i:(?<=www))\.")
-"""What ends a cell, and what begins code, emphasis, links, images and links of bare addresses."""
+_MARKUP = re.compile(
+    r"[|`*\\~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=\])[(\[:]|(?<=[A-Za-z]):(?=//)|(?i:(?<=www))\."
+    r"|^\s|^[#>+=-]|(?:(?<=^\d)|(?<=^\d\d))[.)](?=\s)"
+)
+"""What ends a cell, begins code, emphasis, links, images and links of bare addresses, and, at the
+start of a text, a heading, a quote, a list, a rule or code."""
 
 
 def _plain(text: str) -> str:

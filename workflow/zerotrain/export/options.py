@@ -201,7 +201,7 @@ class PublishOptions:
     ] = None
     private: Annotated[
         bool,
-        typer.Option("--private/--public", help="Who sees a new repository."),
+        typer.Option("--private/--public", help="Whether a new repository is private or public."),
     ] = True
     show_captions: Annotated[
         bool,

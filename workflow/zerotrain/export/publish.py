@@ -45,7 +45,10 @@ def publish(options: PublishOptions) -> None:
     files = {name: weights_folder.path(name) for name in names if is_model_file(name)}
     if others := [name for name in names if name not in files and name != CARD]:
         print(f"not uploaded, no file of a model: {join_first(others)}")
-    files |= {path.name: path for path in sorted(card.iterdir()) if path.name in (CARD, GRID)}
+    files[CARD] = card / CARD
+    # A grid that the card does not show may have been drawn with captions that are private.
+    if (card / GRID).exists() and GRID in files[CARD].read_text(encoding="utf-8"):
+        files[GRID] = card / GRID
     width = max(len(name) for name in files)
     for name, path in files.items():
         print(f"{name:<{width}}  {path.stat().st_size:>14,} bytes")
@@ -93,8 +96,8 @@ def _write_card(weights: Artifact, folder: Path, options: PublishOptions) -> boo
                     artifact.copy_new(evaluation.path("grid.png"), new)
         if not options.show_captions and len(evaluation.content["prompts"]) > asked:
             print(
-                "not on the card: samples of the dataset's own captions or questions; "
-                "--show-captions shows them"
+                "not on the card: samples of the dataset's own captions or questions; to show them "
+                f"remove {folder / CARD} and add --show-captions"
             )
     text = model_card(weights, options.repo_id, origin, options.license, prompts, answers, systems)
     write_whole(folder / CARD, text)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,11 +109,12 @@ def _put_images(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
         raise PipelineError("image_dir is missing in a subset", hint="name the folder of images")
     folder = str(subset.get("image_dir"))
     result.keep("image_dir", folder, f"{prefix}images")
-    if Path(folder).is_dir():
-        listing = list_images(ImageSourceConfig(images=folder))
-        if inner := [one for one in listing.images if "/" in one]:
-            reason = SUBFOLDERS.format(len(inner), folder)
-            result.note("changed", "image_dir", folder, reason, f"{prefix}images")
+    if Path(folder).expanduser().is_dir():
+        with suppress(PipelineError):  # a folder without images may be filled later
+            listing = list_images(ImageSourceConfig(images=folder))
+            if inner := [one for one in listing.images if "/" in one]:
+                reason = SUBFOLDERS.format(len(inner), folder)
+                result.note("changed", "image_dir", folder, reason, f"{prefix}images")
     if subset.get("num_repeats") != 1:
         result.keep("num_repeats", subset.get("num_repeats"), f"{prefix}repeats")
     if subset.get("flip_aug"):

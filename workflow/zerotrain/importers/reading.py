@@ -133,7 +133,8 @@ def read(path: Path, result: ImportedConfig, context: SurroundingSettings) -> st
         )
     found = load_json(path) if path.suffix.casefold() == ".json" else load_yaml(path)
     names = {str(name).lstrip("-") for name in found}
-    if "datasets" in names <= {"general", "datasets"} and context.program is not RUN:
+    is_kohya = "datasets" in names <= {"general", "datasets"}
+    if is_kohya and path.suffix.casefold() == ".json" and context.program is not RUN:
         read_kohya_dataset(path, result)
         return "kohya's datasets"
     if names & {"distributed_type", "compute_environment", "num_machines"}:

@@ -169,14 +169,17 @@ def _put_shuffle(
             f"{key}.split_on is {split}", hint=f"tags are shuffled between {', '.join(SEPARATORS)}"
         )
     separator = SEPARATORS[split]
-    kept, reason = int(shuffle.get("position_start", 0)), ""
+    for name in ("position_start", "count"):
+        if not isinstance(shuffle.get(name, 0), int):
+            raise PipelineError(f"{key}.{name} is {shuffle[name]!r}", hint="write a whole number")
+    kept, reason = shuffle.get("position_start", 0), ""
     if found.get("prepend_instance_prompt") and (prompt := found.get("instance_prompt")):
         # There the prompt is added to shuffled captions; here its tags are the first of them.
         tags = [tag for tag in str(prompt).split(separator) if tag.strip()]
         ends = str(prompt).rstrip().endswith(separator)
         reason = "" if ends or kept else CLINGS
         kept = kept + len(tags) if ends else max(kept, 1) + len(tags) - 1
-    count = int(shuffle.get("count", 1)) + bool(shuffle.get("include_original", True))
+    count = shuffle.get("count", 1) + bool(shuffle.get("include_original", True))
     result.put(
         "changed", key, shuffle, f"{at}shuffle_caption", True, SHUFFLED.format(count) + reason
     )

@@ -20,6 +20,8 @@ from zerotrain.importers.simpletuner_captions import filters_by_dataset, put_cap
 NAME = "data_backend_config"
 EMBEDS = ("text_embeds", "image_embeds", "conditioning_image_embeds")
 HUB = "data/{}"
+PARTS_OF_HUB = ("split", "revision")
+"""Keys that choose what is loaded from the hub."""
 COLUMNS = ("image_column", "caption_column")
 FRAMING = (
     "the square at the centre of each image is trained on, so images that are no squares are "
@@ -223,14 +225,18 @@ def _put_table_on_disk(found: Mapping[str, Any], result: ImportedConfig, at: str
     Raises:
         PipelineError: captions are not those of one column, or rows or parts of images are chosen.
     """
-    name, split = found["dataset_name"], found.get("split", "train")
+    name = found["dataset_name"]
+    chosen = {"split": "train"} | {key: found[key] for key in PARTS_OF_HUB if key in found}
+    words = "".join(f", {key}={value!r}" for key, value in chosen.items())
     folder = HUB.format(name.rpartition("/")[2])
     result.put(
         "changed", f"{NAME}.dataset_name", name, f"{at}images", folder,
-        f"bring it there: datasets.load_dataset({name!r}, split={split!r})"
+        f"bring it there: datasets.load_dataset({name!r}{words})"
         f".save_to_disk({folder!r})",
     )  # fmt: skip
     options = found.get("huggingface") or {}
+    if not isinstance(options, dict):
+        raise PipelineError(f"{NAME}.huggingface is {options!r}", hint="write its keys below it")
     columns = {key: options[key] for key in COLUMNS if key in options}
     columns |= {key: found[key] for key in COLUMNS if key in found}
     if others := sorted({*options} - {*COLUMNS, "width_column", "height_column"}):

@@ -71,8 +71,8 @@ def open_lock(path: Path) -> IO[str]:
 
 def _no_file(path: Path) -> PipelineError:
     return PipelineError(
-        f"{path}: is a link or no plain file, so it cannot be a lock",
-        hint=f"remove it: `rm {path}`",
+        f"{path}: is a link, or not a regular file, so it cannot be a lock",
+        hint="move it to another place",
     )
 
 

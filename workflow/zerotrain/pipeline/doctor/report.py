@@ -13,29 +13,37 @@ from zerotrain.machine.host import gib
 
 HIDDEN = "***"
 NAMES = (
-    r"(?:api[_-]?key|access[_-]?key|secret|token|passw(?:or)?d|passphrase|credentials?"
-    r"|authorization)"
+    r"(?:api[_-]?key|access[_-]?key|(?:private|wandb|encryption)[_-]?key|secret(?:[_-]?key)?|token"
+    r"|passw(?:or)?d|passphrase|_pass|credentials?|authorization)"
 )
 """Parts of the names of values that are secret, as in HF_TOKEN and aws_secret_access_key."""
+NO_SECRET = r"(?:eos|bos|pad|unk|sep|cls|mask|trigger|instance)_token"
+"""Names of words that a model knows."""
 SECRETS = (
     # Keys with a prefix: Hugging Face, OpenAI, Anthropic, GitHub, GitLab, Slack, AWS, Google, npm,
-    # PyPI, W&B.
-    r"\b(?:hf_|api_org_|sk-|gh[opsur]_|github_pat_|glpat-|gl[a-z]{2,8}-|xox[a-z]-|wandb_v1_)[\w-]{8,}",
+    # PyPI, W&B, Replicate, DigitalOcean.
+    r"\b(?:hf_|api_org_|gh[opsur]_|github_pat_|wandb_v1_|r8_|do[opr]_v1_)[\w-]{8,}",
+    r"\bgl(?:pat|dt|rt|cbt|ptt|ft|soat|agent|imt|wt)-[\w-]{8,}",
+    r"\bsk-(?=[\w-]*\d)[\w-]{20,}|\bxox[abeprs]-(?=[\w-]*\d)[\w-]{10,}",
     r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,}|\bAIza[\w-]{20,}|\b(?:npm_|pypi-)[\w-]{16,}",
     r"\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*",  # a JSON Web Token
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
-    r"\b[0-9a-fA-F]{40}\b",  # W&B's former keys; a commit is shown by its first digits
+    # W&B's former keys; commits have as many digits.
+    r"(?<!revision[:=])(?<!revision: )(?<!revision: ['\"])(?<!revision\": \")(?<!commit )"
+    r"(?<!snapshots/)\b[0-9a-fA-F]{40}\b",
     r"(?<=://)[^/\s@]+(?=@)",  # user, password or token in a URL
     r"(?i:(?<=[?&])(?:sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+|se|sv|key)=[^&\s\"']+)",
-    r"(?i:\b(?:bearer|basic)\s+[\w.~+/=-]{6,})",
+    r"(?i:(?<=authorization: )(?:bearer|basic)\s+[^\s\"']+)",
+    r"(?i:\b(?:bearer|basic)\s+(?=[\w~+/=-]*[.\d_~+/=]\w)[\w.~+/=-]{8,})",
 )
 """Forms of keys, as the well-known scanners look for them."""
 _SECRET = re.compile("|".join(SECRETS))
 _NAMED = re.compile(
-    rf"""(?ix)\b ([\w.-]*{NAMES}(?:_?\d+)? ["']? \s*[:=]\s*)
-    (?:"[^"\n]+" | '[^'\n]+' | [^\s"',;)\]}}]+)"""
+    rf"""(?ix)\b (?!(?:[\w.-]*[.-])?{NO_SECRET}\b) ([\w.-]*{NAMES}(?:_?\d+)? ["']? \s*[:=]\s*)
+    (?:"[^"\n]+" | '[^'\n]+' | [^\s"',;)\]}}}}]+)"""
 )
-_SECRET_NAME = re.compile(rf"(?i){NAMES}(?:_?\d+)?$")
+_OPTION = re.compile(rf"(?i)(?<!\S)(--(?!{NO_SECRET})[\w-]*{NAMES}\s+)[^\s-]\S*")
+_SECRET_NAME = re.compile(rf"(?i)^(?!(?:.*[.-])?{NO_SECRET}$).*{NAMES}(?:_?\d+)?$")
 
 
 @dataclass
@@ -63,7 +71,9 @@ def redact(text: str) -> str:
     """Remove the user's home folder and likely secrets from a text."""
     for home in {str(Path.home()), str(Path.home().resolve())} - {"/"}:
         text = re.sub(rf"{re.escape(home)}(?=[/\s\"':,;)]|$)", "~", text)
-    return _NAMED.sub(rf"\1{HIDDEN}", _SECRET.sub(HIDDEN, text))
+    for named in (_OPTION, _NAMED):
+        text = named.sub(rf"\1{HIDDEN}", _SECRET.sub(HIDDEN, text))
+    return text
 
 
 def _without_secrets(value: Any) -> Any:

@@ -146,7 +146,7 @@ def document(uses: Uses) -> str:
     found: dict[str, Any] = {"format": FORMAT, **asdict(uses), "known": uses.known}
     for entry, use in zip(found["weights"], uses.weights, strict=True):
         entry["trained"] = use.trained
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(found, indent=1) + "\n"
 
 
 def flowchart(uses: Uses) -> str:

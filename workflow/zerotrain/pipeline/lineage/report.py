@@ -72,7 +72,7 @@ def document(walk: Walk) -> str:
         "findings": [vars(finding) for finding in walk.findings],
         "notes": [note for node in walk.nodes for note in node.notes],
     }
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(found, indent=1) + "\n"
 
 
 def flowchart(walk: Walk) -> str:

@@ -126,7 +126,7 @@ def document(plan: Plan, outcomes: Outcomes) -> str:
         "unknown_bytes": [one.name for one in every if one.bytes is None],
         "free_bytes": _free(),
     }
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(found, indent=1) + "\n"
 
 
 def _describe(outcome: Outcome) -> str:
