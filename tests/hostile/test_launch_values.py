@@ -36,5 +36,7 @@ def test_every_value_that_is_passed_on_has_a_row() -> None:
         "flops_profiler.top_modules": 3,
         "timers.throughput.enabled": False,
     }
+    empty = {"flops_profiler": {"output_file": None}, "comms_logger": {}, "timers": {}}
+    assert overlay({}, "deepspeed", empty, "one") == {}
     for given in ({"timers": {"file": "a"}}, {"flops_profiler": {"file": "a"}}):
         assert "unknown key" in refused(overlay, {}, "deepspeed", given, "one").what

@@ -280,11 +280,16 @@ class Encoding:
         by_size = [sorted(held, key=self._view_size) for held in windows]
         # One pool for all windows and sizes: the next batches are read while one is encoded.
         batches: deque[torch.Tensor] = deque()
+        sizes = {self._view_size(key) for key in keys}
         read = in_order(
             lambda place: self._read_into(*place),
             self._places(by_size, batches),
             self.settings.data.num_workers,
-            ahead=max(map(self._images_ahead, {self._view_size(key) for key in keys}), default=0),
+            # A batch of any size, and beyond it as many images as are few bytes in every size.
+            ahead=max(
+                max(map(self._batch_size, sizes), default=0),
+                min(map(self._images_ahead, sizes), default=0),
+            ),
         )
         with closing(read):
             for held, chosen in zip(windows, by_size, strict=True):

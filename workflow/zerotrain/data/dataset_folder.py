@@ -23,6 +23,7 @@ from zerotrain.artifact import MANIFEST, Artifact
 from zerotrain.artifact.columns import Columns, read_columns
 from zerotrain.artifact.manifest import DATASET, IDENTITY
 from zerotrain.artifact.rebuilding import rebuild_hint
+from zerotrain.artifact.whole_file import sync
 from zerotrain.errors import PipelineError
 
 SAMPLES = "samples/samples.arrow"
@@ -105,6 +106,7 @@ def publish_dataset(
             new.write_text("".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in bad))
     else:
         (folder / BAD).unlink(missing_ok=True)
+    sync((folder / SAMPLES).parent)
     files = (BAD, SAMPLES) if bad else (SAMPLES,)
     content = {**facts, IDENTITY: identity}
     artifact.publish_manifest(folder, DATASET, content, made_by=made_by, files=files)

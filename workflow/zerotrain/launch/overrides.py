@@ -38,6 +38,8 @@ def overlay(settings: Settings, program: str, given: Mapping[str, Any], phase: s
         where = f"phase {phase}: launch.{program}.{dotted}: {value!r}"
         key = _find(TABLES[program], dotted)
         if dotted in TABLES[program] and key is None:
+            if value == {}:
+                continue  # a block without keys changes nothing
             raise PipelineError(f"{where} is no value for it", hint="it takes a mapping")
         if key is None:
             raise unknown_key(f"phase {phase}: launch.{program}", dotted, list(TABLES[program]))
@@ -47,7 +49,7 @@ def overlay(settings: Settings, program: str, given: Mapping[str, Any], phase: s
                 hint="give a value, or remove the key: what is not given is derived",
             )
         if key.fate != "passed_through":
-            if key.default is not None and key.default == value and key.fate != "mapped":
+            if key.default == value and key.fate != "mapped":
                 continue  # the default of such a key changes nothing
             raise PipelineError(where + _why(key), hint=_suggest(key))
         value = _number(value, key)
