@@ -157,9 +157,10 @@ def test_stages_of_other_families(recipe, cache, family, others, project, tmp_pa
             assert all(stands_in(given, key) for key in keys[config])
 
 
-def test_every_parameter_of_a_rule_has_its_key(project, tmp_path):
+def test_every_parameter_of_a_rule_has_its_key(project, monkeypatch):
     """A value of the configuration that a rule takes in is a parameter of its stage: no rule's
     parameter is without a key, but for those that name files and for the code's digest."""
+    monkeypatch.setenv("PYTHONPATH", "")  # the Snakefile sets it, which would outlive this test
     files = {"config_file", "progress", "folders", "code"}
     with contextlib.chdir(project.folder), workflow_of(Path(CONFIG), forceall=True) as workflow:
         named = {name for job in workflow.dag.jobs for name in job.params.keys()}  # noqa: SIM118
