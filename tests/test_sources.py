@@ -266,15 +266,16 @@ def test_finding_sources_imports_nothing() -> None:
 
 
 def test_parsing_the_snakefile_imports_no_torch() -> None:
-    """What Snakefile and rules import, and reading a configuration, whatever its launch is."""
+    """What Snakefile and rules import, and reading and checking a configuration, whatever its launch
+    is."""
     rules = [Path("Snakefile"), *Path("rules").glob("*.smk")]
     text = "\n".join(path.read_text() for path in rules)
     lines = re.findall(r"^from zerotrain\S* import .+$", text, re.M)
     assert len(lines) >= 5
     code = [
         "import sys", "from pathlib import Path", *lines,
-        "from zerotrain.config.read import read_config",
-        "read_config(Path('config/config.yaml'))", "import zerotrain.importers.reading",
+        "from zerotrain.pipeline.checks import read_checked_runs",
+        "read_checked_runs(Path('config/config.yaml'))", "import zerotrain.importers.reading",
         "print(sorted({'torch', 'deepspeed', 'accelerate', 'diffusers'} & sys.modules.keys()))",
     ]  # fmt: skip
     found = subprocess.run(

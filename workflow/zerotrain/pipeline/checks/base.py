@@ -42,6 +42,10 @@ PRESET_LAYERS: dict[str, list[str]] = tomllib.loads(
 )
 """Components of layer names in the small models, by family."""
 
+LIMITED = "sd3"
+"""The family whose small models have positions for the images of the first phase alone. To look at
+them imports torch, for which a plan of other runs must not wait."""
+
 
 def check_base(run: RunConfig) -> list[PipelineError]:
     """List what is wrong with a base that is not built yet, and with the names of its layers."""
@@ -49,13 +53,19 @@ def check_base(run: RunConfig) -> list[PipelineError]:
         problems = collect_errors(
             lambda: check_no_revision(run.base, run.revision), *_checks_of_preset_targets(run)
         )
-        return [*problems, *_check_architecture(run, run.base)]
+        if run.family == LIMITED and (run.evaluate.sizes or _resolutions(run) > 1):
+            problems += check_resolutions(run, run.base)
+        return [*problems, *check_token_routes(run, run.base)]
     if _is_made(run):
         return [] if run.is_text else _check_architecture(run, str(_folder(run)))
     problems = check_named_base(run.family, run.base, run.revision)
     if not problems and not run.is_text and _is_described(run.base):
         problems = _check_architecture(run, run.base)
     return problems or [*_problems_of_names(run)]
+
+
+def _resolutions(run: RunConfig) -> int:
+    return len({phase.train.resolution for phase in run.phases})
 
 
 def _check_architecture(run: RunConfig, base: str) -> list[PipelineError]:
