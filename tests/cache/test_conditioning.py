@@ -22,7 +22,9 @@ from zerotrain import artifact
 from zerotrain.cache import Cache, read_cache, stacked
 from zerotrain.cache.prompts import Prompts
 from zerotrain.config.training import TrainConfig
+from zerotrain.data.buckets import View, choose_views, other_views
 from zerotrain.data.crop import crop_and_resize, to_pixels
+from zerotrain.data.dataset import read_dataset
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.conditioning import CONDITIONING, REDUX, Conditioning
 from zerotrain.stages import cache_latents as stage
@@ -47,7 +49,7 @@ class ConditionedFamily(FakeFamily):
 
     def encode_conditioning(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
         self.conditioning_batches.append(len(pixels))
-        assert pixels.shape[1:] == (2, 3, SIDE, SIDE)
+        assert pixels.shape[1:3] == (2, 3)
         return {"conditioning_latents": pixels.unfold(3, 4, 4).unfold(4, 4, 4).mean((-1, -2))}
 
     def encode_prompts(
@@ -56,7 +58,7 @@ class ConditionedFamily(FakeFamily):
         found = super().encode_prompts(prompts)
         if conditioning is None:
             return found
-        assert conditioning.shape == (len(prompts), 2, 3, SIDE, SIDE)
+        assert conditioning.shape[:3] == (len(prompts), 2, 3)
         return {**found, "pooled": found["pooled"] + conditioning.mean((1, 2, 3, 4))[:, None]}
 
 
@@ -286,6 +288,129 @@ def test_batches_bring_the_conditioning_images_of_their_samples(edits):
         assert torch.equal(
             batch["conditioning_latents"][row], cache.sample(number)["conditioning_latents"]
         )
+
+
+BUCKETS = {"alignment": 8, "min_aspect": 0.25, "max_aspect": 4.0}
+CROPS = {**BUCKETS, "crop": "random", "crop_variants": 3}
+SHAPES = [(16, 16), (30, 16), (16, 70), (17, 16), (80, 24), (20, 60)]
+
+
+def write_shapes(edits: Edits) -> None:
+    """Images of six shapes whose colours are columns and rows: `edges` has copies, `depth` images
+    of twice the size, another number in each third colour."""
+    for number, (width, height) in enumerate(SHAPES):
+        for name, by in (("images", 1), ("edges", 1), ("depth", 2)):
+            columns, rows = np.meshgrid(np.arange(by * width), np.arange(by * height))
+            third = np.full_like(rows, 7 * number + by)
+            pixels = np.stack([columns, rows, third], axis=-1).astype(np.uint8)
+            Image.fromarray(pixels).save(edits.folder / name / f"{number}.png")
+
+
+def views_of(edits: Edits, **data: Any) -> list[list[View]]:
+    """All parts of each image in the dataset."""
+    samples = read_dataset(edits.folder / "dataset").samples
+    buckets = edits.config(**data).data.aspect_buckets
+    views = choose_views(samples, SIDE, buckets)
+    return [
+        [view, *other_views(sample, view, buckets)]
+        for sample, view in zip(samples, views, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("crop", ["center", "random", "none"])
+def test_a_bucket_cuts_conditioning_images_as_their_image(edits, crop):
+    """Each stored part: of a copy the same box, of an image of twice the size twice the box."""
+    write_shapes(edits)
+    data = {"aspect_buckets": {**CROPS, "crop": crop, "crop_variants": 1 + 2 * (crop == "random")}}
+    cache, family = edits.cache(PLAIN, **data)
+    views = views_of(edits, **data)
+    assert len({view.size for [view, *_] in views}) > 3
+    for number, parts in enumerate(views):
+        assert cache.variants(number) == (1, len(parts))
+        for place, view in enumerate(parts):
+            found = cache.sample(number, view=place)
+            sets = []
+            for name, by in (("edges", 1), ("depth", 2)):
+                left, top, width, height = (by * one for one in view.box)
+                with Image.open(edits.folder / name / f"{number}.png") as image:
+                    box = (left, top, left + width, top + height)
+                    cut = image.resize(view.size, Image.Resampling.LANCZOS, box=box)
+                    sets.append(torch.from_numpy(to_pixels(cut)))
+            expected = family.encode_conditioning(torch.stack(sets)[None])["conditioning_latents"]
+            torch.testing.assert_close(
+                found["conditioning_latents"], expected[0], atol=1e-6, rtol=0
+            )
+            torch.testing.assert_close(  # columns and rows of the image
+                found["conditioning_latents"][0, :2], found["latents"][:2], atol=1e-6, rtol=0
+            )
+
+
+def test_text_that_depends_on_the_images_is_encoded_with_the_part_in_the_bucket(edits):
+    """The caption and the empty one."""
+    write_shapes(edits)
+    cache, family = edits.cache(IN_PROMPT, aspect_buckets=BUCKETS)
+    for number, [view] in enumerate(views_of(edits, aspect_buckets=BUCKETS)):
+        sets = []
+        for name in ("edges", "depth"):
+            with Image.open(edits.folder / name / f"{number}.png") as image:
+                part = view.of_other(SHAPES[number], image.size)
+                sets.append(torch.from_numpy(to_pixels(part.cut(image))))
+        for captioned, caption in ((True, f"house {number % 2}"), (False, "")):
+            [expected] = family.encode_prompts([caption], torch.stack(sets)[None])["pooled"]
+            assert torch.equal(cache.sample(number, captioned=captioned)["pooled"], expected)
+
+
+def test_only_conditioning_images_that_are_cut_otherwise_are_encoded_again(edits, capsys):
+    """A square image keeps its keys when buckets are switched on; of one that is a pixel wider, the
+    image of twice the size is cut as twice the box, which is no longer its own centre square."""
+    write_shapes(edits)
+
+    def encoded(**data: Any) -> str:
+        capsys.readouterr()
+        edits.cache(PLAIN, **data)
+        return capsys.readouterr().out.splitlines()[-1].partition(", 3 of 3")[0].split(", 0 of")[0]
+
+    assert encoded() == "encoded 6 of 6 latents, 6 of 6 sets of conditioning images"
+    bucketed = encoded(aspect_buckets=BUCKETS)
+    assert bucketed.startswith("encoded 4 of 6 latents, 5 of 6 sets of conditioning images")
+    assert encoded(aspect_buckets=BUCKETS) == "encoded 0 of 6 latents"
+    images = edits.cache(PLAIN, aspect_buckets=CROPS)[0].entries
+    assert all(len(entry.other_conditioning) == 2 for entry in images)
+    kept = edits.cache(PLAIN, aspect_buckets={**CROPS, "crop_variants": 1})[0].entries
+    assert [entry.conditioning for entry in kept] == [entry.conditioning for entry in images]
+    assert all(entry.other_conditioning is None for entry in kept)
+
+
+def test_a_batch_of_a_bucket_is_its_samples_one_by_one(edits):
+    """Bit for bit, with the part that each turn draws."""
+    write_shapes(edits)
+    cache, _ = edits.cache(PLAIN, aspect_buckets=CROPS)
+    phase: Any = SimpleNamespace(
+        seed=3,
+        derived=SimpleNamespace(epoch_size=COUNT, objective={}),
+        train=TrainConfig(caption_dropout_probability=0.0, global_batch_size=2),
+    )
+    batches, shapes = Batches(cache, phase), set()
+    for first in range(0, 24, 2):
+        together = batches.batch(first, 2, CPU)
+        shape = together["latents"].shape[-2:]
+        shapes.add(shape)
+        assert together["conditioning_latents"].shape == (2, 2, 3, *shape)
+        for row in range(2):
+            alone = batches.batch(first + row, 1, CPU)
+            for name in ("latents", "conditioning_latents", "noise"):
+                assert torch.equal(together[name][row], alone[name][0])
+            assert torch.allclose(  # columns and rows of the same part
+                alone["conditioning_latents"][0, 0, :2], alone["latents"][0, :2], atol=1e-6
+            )
+    assert len(shapes) > 2
+
+
+def test_several_crops_are_refused_where_captions_depend_on_the_images(edits):
+    """Each caption would have to be encoded with each of them."""
+    write_shapes(edits)
+    with pytest.raises(PipelineError, match="crop_variants: 3, and the text encoder of base: nano"):
+        edits.cache(IN_PROMPT, aspect_buckets=CROPS)
 
 
 @pytest.mark.parametrize(

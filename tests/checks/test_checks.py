@@ -265,6 +265,27 @@ def test_a_number_that_a_local_base_does_not_take_is_found(
         assert list(read_checked_runs(CONFIG)) == [str(CONFIG)]
 
 
+@pytest.mark.parametrize("base", ["nano", "qwen_image"])
+def test_crops_of_images_that_captions_depend_on_are_found(base: str) -> None:
+    """Before a base is built, too."""
+    write_edits()
+    write_base("qwen_image")
+    index = json.loads(Path("qwen_image/model_index.json").read_text())
+    kind = {"_class_name": "QwenImageEditPlusPipeline"}
+    Path("qwen_image/model_index.json").write_text(json.dumps(index | kind))
+    text = EDITS.replace("base: nano", f"base: {base}").replace(
+        "images: photos",
+        "images: photos\n  conditioning_images: photos\n"
+        "  aspect_buckets: {alignment: 16, crop: random, crop_variants: 2}",
+    )
+    assert problems(text).what.endswith(
+        f"data.aspect_buckets.crop_variants: 2, and the text encoder of base: {base} sees "
+        "conditioning images, of which a caption is encoded with one crop"
+    )
+    CONFIG.write_text(text.replace("crop_variants: 2", "crop_variants: 1"))
+    assert list(read_checked_runs(CONFIG)) == [str(CONFIG)]
+
+
 def write_edits() -> None:
     """A folder with a conditioning image for the cat alone, and a table with columns of them."""
     Path("before").mkdir()

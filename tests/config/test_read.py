@@ -283,8 +283,12 @@ def test_phase_inherits_and_changes_training_values() -> None:
             "the smallest, 2048x1024, has more pixels than 1024x1024",
         ),
         (
-            {"data": {"images": "x", "conditioning_images": "y", "aspect_buckets": True}},
-            "aspect_buckets would cut images and leave their conditioning images square",
+            {
+                "family": "flux",
+                "data": {"images": "x", "conditioning_images": "y", "aspect_buckets": True},
+                "evaluate": {"sizes": [[1216, 832]]},
+            },
+            "with conditioning images all sampled images are squares",
         ),
     ],
 )

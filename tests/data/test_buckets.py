@@ -136,6 +136,23 @@ def test_a_square_bucket_is_the_centre_square(size):
     assert view.cut(image).tobytes() == crop_and_resize(image, centre_crop(size), 64).tobytes()
 
 
+@pytest.mark.parametrize("crop", ["center", "random", "none"])
+def test_another_image_of_the_same_shape_is_cut_alike(crop):
+    """Of one size the same box; of three times the size three times; of half of it, to a pixel."""
+    for number, size in enumerate([(300, 200), (101, 333), (64, 64), (1, 1), (3, 2)]):
+        view = view_of(size, crop, f"{number + 1:x}" * 64)
+        assert view.of_other(size, size) == view
+        tripled = view.of_other(size, (3 * size[0], 3 * size[1]))
+        assert tripled == View((*(3 * one for one in view.box),), view.size)
+        half = (-(-size[0] // 2), -(-size[1] // 2))
+        left, top, width, height = box = view.of_other(size, half).box
+        assert max(abs(2 * a - b) for a, b in zip(box, view.box, strict=True)) <= 2
+        assert min(left, top) >= 0
+        assert min(width, height) >= 1
+        assert left + width <= half[0]
+        assert top + height <= half[1]
+
+
 def test_the_condition_of_sdxl_is_the_crop_in_the_scaled_image():
     """Top and left."""
     assert View((30, 0, 100, 50), (200, 100)).crop_top_left == (0, 60)

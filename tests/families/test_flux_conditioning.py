@@ -246,6 +246,32 @@ def test_the_loss_is_over_the_image_alone(name, request):
     torch.testing.assert_close(loss[0], expected)
 
 
+@pytest.mark.parametrize("name", ["kontext", "fill"])
+@pytest.mark.parametrize("size", [(24, 16), (16, 24)])
+def test_a_batch_of_a_bucket_has_the_losses_of_its_samples(name, size, request):
+    """And the latents: both images of both samples have the size of their bucket."""
+    folder = request.getfixturevalue(name)
+    encoders = FAMILY.load_encoders(folder, "cpu")
+    images = [image.resize(size) for image in make_pictures(16, 6)]
+    latents = encoders.encode_images(pixels_of(*images[:2])[0])
+    source = torch.Generator().manual_seed(0)
+    batch = {
+        "latents": latents,
+        "noise": torch.randn(latents.shape, generator=source),
+        "uniform": torch.tensor([0.3, 0.6], dtype=torch.float64),
+        **encoders.encode_prompts(PROMPTS),
+        **encoders.encode_conditioning(torch.cat([pixels_of(*images[i : i + 2]) for i in (2, 4)])),
+    }
+    model, objective = FAMILY.load_model(folder), FAMILY.objective(folder)
+    with torch.inference_mode():
+        together = objective.loss(model, batch)
+        for row in range(2):
+            own = slice(row, row + 1)
+            alone = {key: tensor[own] for key, tensor in batch.items()}
+            alone |= encoders.encode_conditioning(pixels_of(*images[2 * row + 2 : 2 * row + 4]))
+            torch.testing.assert_close(objective.loss(model, alone), together[own])
+
+
 def test_index_names_no_image_encoder(kontext, fill):
     """Kontext may have one for other uses and has none; Fill knows of none."""
     index = json.loads((kontext / "model_index.json").read_text())

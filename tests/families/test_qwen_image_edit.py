@@ -92,13 +92,19 @@ def count_of(kind: str) -> int:
     return 1 if kind == EDIT else 2
 
 
-def draw(pipeline: Any, images: list[Image.Image], scale: float = 3.0, **given: Any) -> bytes:
+def draw(
+    pipeline: Any,
+    images: list[Image.Image],
+    scale: float = 3.0,
+    size: tuple[int, int] = (SIDE, SIDE),
+    **given: Any,
+) -> bytes:
     """Pixels of the image that a user's own call draws, of seed 7."""
     pixels: bytes = (
         pipeline(
             image=images[0] if isinstance(pipeline, QwenImageEditPipeline) else images,
-            height=SIDE,
-            width=SIDE,
+            width=size[0],
+            height=size[1],
             num_inference_steps=2,
             generator=torch.Generator().manual_seed(7),
             true_cfg_scale=scale,
@@ -150,13 +156,22 @@ def batch_of(base: Path, prompts: list[str], images: int) -> dict[str, torch.Ten
     )
 
 
-@pytest.mark.parametrize("kind", [EDIT, EDIT_PLUS, "2511"])
-def test_the_model_is_called_as_the_pipeline_calls_it(bases, kind):
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        *((kind, (SIDE, SIDE)) for kind in (EDIT, EDIT_PLUS, "2511")),
+        (EDIT_PLUS, (2 * SIDE, SIDE)),
+    ],
+)
+def test_the_model_is_called_as_the_pipeline_calls_it(bases, kind, size, monkeypatch):
     """Embeddings, latents, shapes and the velocity of the first step, to 1e-6."""
-    base, images = bases[kind], make_pictures(SIDE, count_of(kind))
+    width, height = size
+    monkeypatch.setattr(edit_plus_module, "VAE_IMAGE_SIZE", width * height)
+    base = bases[kind]
+    images = [image.resize(size) for image in make_pictures(SIDE, count_of(kind))]
     pipeline = pipeline_of(base, EDIT if kind == EDIT else EDIT_PLUS)
     expected, answer = first_call(
-        pipeline.transformer, lambda: draw(pipeline, images, 1.0, prompt=PROMPT)
+        pipeline.transformer, lambda: draw(pipeline, images, 1.0, size, prompt=PROMPT)
     )
     encoders = FAMILY.load_encoders(base, "cpu")
     pixels = pixels_of(images)[None]
@@ -171,8 +186,8 @@ def test_the_model_is_called_as_the_pipeline_calls_it(bases, kind):
         ],
         torch.device("cpu"),
     )
-    tokens = (SIDE // 8) ** 2
-    shape = torch.Size([1, 4, SIDE // 4, SIDE // 4])
+    tokens = width * height // 64
+    shape = torch.Size([1, 4, height // 4, width // 4])
     noisy = unpack(expected["hidden_states"][:, :tokens], shape)
     found, velocity = predicted_call(
         FAMILY, base, pipeline.transformer, noisy, 1000 * expected["timestep"], batch

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -126,6 +127,24 @@ def test_a_transparent_conditioning_image_is_a_bad_sample(folder):
         f"       3.png: conditioning image {masks}/3.png: has transparent pixels; save it without "
         "an alpha channel"
     ]
+
+
+def test_with_buckets_a_conditioning_image_of_another_shape_is_a_bad_sample(folder):
+    """Both sizes are named. A pixel more at twice the size is no other shape."""
+    edges = folder.parent / "edges"
+    edges.mkdir()
+    for number, size in enumerate([(30, 20), (60, 40), (61, 41), (20, 30), (30, 21)]):
+        write_image(edges / f"{number}.png", number, size=size)
+    given: dict[str, Any] = {"conditioning_images": str(edges)}
+    prepare(folder, **given)  # each is cut to its own square
+    given["aspect_buckets"] = {"alignment": 8}
+    assert refused(prepare, folder, **given).what.splitlines()[1:] == [
+        f"       {number}.png: conditioning image {edges}/{number}.png: {size} pixels are of "
+        "another aspect ratio than the 30x20 of its image, with which data.aspect_buckets cuts it"
+        for number, size in ((3, "20x30"), (4, "30x21"))
+    ]
+    dataset = read_dataset(prepare(folder, **given, max_bad_samples=2))
+    assert [sample.file for sample in dataset.samples] == ["0.png", "1.png", "2.png"]
 
 
 def test_samples_with_different_numbers_of_conditioning_images_are_refused(folder):

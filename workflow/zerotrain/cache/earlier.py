@@ -103,6 +103,7 @@ def with_keys(entries: Sequence[Entry], names: Mapping[str, str]) -> tuple[Entry
             other_texts=_named(entry.other_texts, names),
             other_latents=_named(entry.other_latents, names),
             other_flipped=_named(entry.other_flipped, names),
+            other_conditioning=_named(entry.other_conditioning, names),
         )
         for entry in entries
     )
@@ -189,11 +190,12 @@ def _by_facts(entries: Sequence[Entry], empty_text: str | None) -> dict[tuple[An
     for entry in entries:
         sizes = (entry.original_size, entry.crop_top_left, entry.target_size)
         # If the text encoder sees conditioning images, each sample has its own empty caption.
-        seen = entry.conditioning_sha256 if entry.empty_text is not None else None
+        images = entry.conditioning_sha256 and (entry.conditioning_sha256, *sizes)
+        seen = images if entry.empty_text is not None else None
         found |= {
             ("latents", entry.image_sha256, *sizes): entry.latents,
             ("flipped", entry.image_sha256, *sizes): entry.flipped,
-            ("conditioning", entry.conditioning_sha256): entry.conditioning,
+            ("conditioning", images): entry.conditioning,
             ("text", entry.caption_sha256, seen): entry.text,
             ("empty", seen): entry.empty_text if seen is not None else empty_text,
         }

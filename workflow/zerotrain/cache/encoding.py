@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
@@ -33,9 +33,9 @@ from zerotrain.cache.reuse import Group
 from zerotrain.cache.writer import Tensors
 from zerotrain.config.section import ConditionedPrompt
 from zerotrain.config.stage_settings import CacheSettings
-from zerotrain.data.buckets import Size, View, other_views
+from zerotrain.data.buckets import Size, View, other_views, square_view
 from zerotrain.data.conditioning_file import read_conditioning_images
-from zerotrain.data.crop import centre_crop, crop_and_resize, to_pixels
+from zerotrain.data.crop import centre_crop, to_pixels
 from zerotrain.data.dataset import ConditioningImage, Sample, caption_sha256
 from zerotrain.data.folder import FolderSource
 from zerotrain.data.open import open_source
@@ -74,10 +74,11 @@ PROMPTS_WITH_IMAGES_AT_A_TIME = 1
 
 
 class Located(NamedTuple):
-    """A conditioning image, and its source."""
+    """A conditioning image, its source, and the part of it that is encoded."""
 
     source: Source
     image: ConditioningImage
+    view: View
 
 
 class Encoding:
@@ -144,8 +145,10 @@ class Encoding:
             sample,
             [(one, self._latents_key(sample, one, flipped=False)) for one in (view, *others)],
         )
-        images = self._located(sample)
+        images = self._located(sample, view)
         seen = images if self._in_prompt else ()
+        in_latents = bool(images) and self._in_latents
+        other_images = [self._located(sample, one) for one in others if in_latents]
         return Entry(
             file=sample.file,
             image_sha256=sample.image_sha256,
@@ -157,9 +160,7 @@ class Encoding:
             target_size=view.size[::-1],
             split=sample.split,
             flipped=self._latents_key(sample, view, flipped=True) if flips else None,
-            conditioning=self._conditioning_key(sample.file, images)
-            if images and self._in_latents
-            else None,
+            conditioning=self._conditioning_key(sample.file, images) if in_latents else None,
             conditioning_sha256=tuple(one.image.image_sha256 for one in images) or None,
             empty_text=self.text_key("", seen) if seen else None,
             repeats=sample.repeats,
@@ -175,11 +176,20 @@ class Encoding:
             mask=next(iter(masks), None),
             other_masks=tuple(masks[1:]) or None,
             other_crops=tuple(number for one in others for number in one.crop_top_left) or None,
+            other_conditioning=tuple(self._conditioning_key(sample.file, o) for o in other_images)
+            or None,
         )
 
-    def _located(self, sample: Sample) -> tuple[Located, ...]:
+    def _located(self, sample: Sample, view: View) -> tuple[Located, ...]:
+        """Return the conditioning images of a sample, cut as the view cuts the sample's image."""
+
+        def same_part(image: ConditioningImage) -> View:
+            if self.settings.data.aspect_buckets is None:
+                return square_view(image.crop, self.pixels)
+            return view.of_other(sample.original_size, image.original_size)
+
         return tuple(
-            Located(self.source.conditioning_source(position), image)
+            Located(self.source.conditioning_source(position), image, same_part(image))
             for position, image in enumerate(sample.conditioning)
         )
 
@@ -189,8 +199,7 @@ class Encoding:
         return key
 
     def _pixels_digest(self, images: Sequence[Located]) -> str:
-        named = [(one.image.image_sha256, one.image.crop) for one in images]
-        return pixels_digest(named, self.pixels)
+        return pixels_digest([(one.image.image_sha256, one.view) for one in images])
 
     def _latents_keys(
         self, sample: Sample, views: Iterable[View], *, flipped: bool
@@ -244,8 +253,11 @@ class Encoding:
         [image] = read_conditioning_images([path], "validation.conditioning_images")
         source = FolderSource(self.settings.data, path.parent)
         sha256 = source.sha256(path.name)
+        crop = centre_crop(image.size)
         return Located(
-            source, ConditioningImage(path.name, sha256, image.size, centre_crop(image.size))
+            source,
+            ConditioningImage(path.name, sha256, image.size, crop),
+            square_view(crop, self.pixels),
         )
 
     def latents(self, keys: Sequence[str]) -> Iterator[Tensors]:
@@ -342,19 +354,49 @@ class Encoding:
     def _encoded_conditioning(self, keys: Sequence[str]) -> Iterator[Tensors]:
         if not keys:
             return
-        images = len(self._conditioning[keys[0]][1])
-        size = max(1, self._batch_size((self.pixels, self.pixels)) // images)
-        workers = self.settings.data.num_workers
-        pixels = in_order(
-            lambda key: self._stack(self._conditioning[key][1]), keys, workers, ahead=size
+        size = self._sets_at_a_time(keys[0])
+        windows = [*_batches(keys, -(-IMAGES_IN_WINDOW // size) * size)]
+        by_size = [sorted(held, key=self._conditioning_size) for held in windows]
+        read = in_order(
+            lambda key: self._stack(self._conditioning[key][1]),
+            chain.from_iterable(by_size),
+            self.settings.data.num_workers,
+            ahead=max(map(self._sets_at_a_time, keys)),
         )
-        for batch, held in zip(_batches(pixels, size), _batches(keys, size), strict=True):
-            stacked = torch.stack(_filled(batch, size))
-            with full_precision():
-                encoded = self._conditioned_encoders.encode_conditioning(stacked)
-            for row, key in enumerate(held):
-                whose = f"conditioning images of {self._conditioning[key][0]}"
-                yield {name: self._finished(tensor[row], whose) for name, tensor in encoded.items()}
+        with closing(read):
+            for held, chosen in zip(windows, by_size, strict=True):
+                encoded = self._encoded_sets(chosen, read)
+                found: dict[str, Tensors] = {}
+                for key in held:
+                    while key not in found:
+                        found.update([next(encoded)])
+                    yield found.pop(key)
+
+    def _encoded_sets(
+        self, keys: Sequence[str], read: Iterator[torch.Tensor]
+    ) -> Iterator[tuple[str, Tensors]]:
+        """Encode sets of conditioning images, grouped by size, of which `read` gives the pixels."""
+        for _, group in groupby(keys, key=self._conditioning_size):
+            of_size = [*group]
+            size = self._sets_at_a_time(of_size[0])
+            for held in _batches(of_size, size):
+                stacked = torch.stack(_filled([next(read) for _ in held], size))
+                with full_precision():
+                    encoded = self._conditioned_encoders.encode_conditioning(stacked)
+                for row, key in enumerate(held):
+                    whose = f"conditioning images of {self._conditioning[key][0]}"
+                    yield (
+                        key,
+                        {name: self._finished(one[row], whose) for name, one in encoded.items()},
+                    )
+
+    def _conditioning_size(self, key: str) -> Size:
+        return self._conditioning[key][1][0].view.size
+
+    def _sets_at_a_time(self, key: str) -> int:
+        """Return how many sets of conditioning images of a key's size are encoded at a time."""
+        images = len(self._conditioning[key][1])
+        return max(1, self._batch_size(self._conditioning_size(key)) // images)
 
     def _batch_size(self, size: Size) -> int:
         return self.settings.cache.batch_size or batch_size(size, self._gpu_bytes)
@@ -447,11 +489,11 @@ class Encoding:
 
     def _stack(self, images: Sequence[Located]) -> torch.Tensor:
         """Read the pixels [n, 3, H, W] of conditioning images."""
-        return torch.stack([self._square(source, image) for source, image in images])
+        return torch.stack([self._part(*one) for one in images])
 
-    def _square(self, source: Source, listed: ConditioningImage) -> torch.Tensor:
+    def _part(self, source: Source, listed: ConditioningImage, view: View) -> torch.Tensor:
         image = source.image_of(listed.file, listed.image_sha256)
-        return torch.from_numpy(to_pixels(crop_and_resize(image, listed.crop, self.pixels)))
+        return torch.from_numpy(to_pixels(view.cut(image)))
 
     def _finished(self, tensor: torch.Tensor, whose: str) -> torch.Tensor:
         stored = tensor.detach().to("cpu", FLOAT_TYPES[self.dtype], copy=True).contiguous()

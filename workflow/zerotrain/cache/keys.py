@@ -82,14 +82,16 @@ def conditioning_key(pixels: str, encoder: Encoder) -> str:
     return digest(["conditioning", FORMAT, pixels, asdict(encoder)])
 
 
-def pixels_digest(images: Sequence[tuple[str, tuple[int, int, int]]], resolution: int) -> str:
+def pixels_digest(images: Sequence[tuple[str, View]]) -> str:
     """Compute the digest of everything that the pixels of conditioning images depend on.
 
     Args:
-        images: Digest and crop of each image, in order.
-        resolution: Side in pixels that the crops are scaled to.
+        images: Digest and encoded part of each image, in order; all parts are of one size.
     """
-    return digest([list(images), resolution])
+    [size] = {view.size for _, view in images}
+    if all(view.is_square for _, view in images):  # as before there were others
+        return digest([[(sha256, view.box[:3]) for sha256, view in images], size[0]])
+    return digest([[(sha256, view.box) for sha256, view in images], size])
 
 
 def text_key(

@@ -86,6 +86,8 @@ class Entry:
     """Key of its loss mask, which is mirrored with its latents."""
     other_masks: tuple[str, ...] | None = None
     """Keys of the masks of other_latents."""
+    other_conditioning: tuple[str, ...] | None = None
+    """Keys of its conditioning images, cut as other_latents are."""
 
 
 OPTIONAL = {one.name: one.default for one in fields(Entry) if one.default is not MISSING}

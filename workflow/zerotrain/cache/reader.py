@@ -48,6 +48,7 @@ OTHERS = {
     "flipped": "other_flipped",
     TEXT: "other_texts",
     "mask": "other_masks",
+    CONDITIONING: "other_conditioning",
 }
 """Fields of an entry with the keys of a sample's other variants."""
 
@@ -124,7 +125,7 @@ class Cache:
         return {
             **self._shards.tensors(LATENTS, self._index.latents, latents),
             **self._shards.tensors(TEXT, self._index.text, text),
-            **self._conditioning(i),
+            **self._conditioning(i, view),
             **sizes,
             **self._mask(i, view, latents, flipped=flipped),
             **weight,
@@ -160,10 +161,10 @@ class Cache:
         """Return whether the mirror image of sample `i` is stored, too."""
         return self._read["flipped"](i) is not None
 
-    def _conditioning(self, i: int) -> dict[str, torch.Tensor]:
-        key = self._read[CONDITIONING](i)
-        if self._index.conditioning is None or key is None:
+    def _conditioning(self, i: int, view: int) -> dict[str, torch.Tensor]:
+        if self._index.conditioning is None or self._read[CONDITIONING](i) is None:
             return {}
+        key = self._variant(CONDITIONING, i, view)
         return self._shards.tensors(CONDITIONING, self._index.conditioning, key)
 
 

@@ -235,15 +235,6 @@ class DataConfig(ImageSourceConfig):
         return self
 
     @model_validator(mode="after")
-    def _buckets_have_no_conditioning(self) -> DataConfig:
-        if self.is_conditioned and self.aspect_buckets is not None:
-            raise ValueError(
-                "aspect_buckets would cut images and leave their conditioning images square; "
-                "remove one of them"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _columns_are_named(self) -> DataConfig:
         if self.prompt_template == ALPACA:
             if self.format not in ("auto", "alpaca"):

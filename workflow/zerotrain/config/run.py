@@ -162,7 +162,7 @@ def _check_data(config: RunSections) -> None:
         raise ValueError("evaluate.judge needs held-out images: set data.holdout, say 0.5")
     if config.evaluate.sizes and config.data.is_conditioned:
         raise ValueError(
-            "evaluate.sizes: with conditioning images all images are squares; remove it"
+            "evaluate.sizes: with conditioning images all sampled images are squares; remove it"
         )
     if len({phase.train.packing for phase in config.phases}) > 1:
         raise ValueError("packing is the same in all phases: they share a cache")

@@ -62,6 +62,20 @@ class View:
         """Return the share of the original's area outside the box, 0 to 1."""
         return 1 - self.box[2] * self.box[3] / (original[0] * original[1])
 
+    def of_other(self, original: Size, other: Size) -> View:
+        """Return the same part of another image, scaled to the same size.
+
+        Args:
+            original: Width and height of this view's image.
+            other: Width and height of the other one, of the same shape up to rounding.
+        """
+        left, top, width, height = self.box
+        (across, down), (wide, high) = original, other
+        x, y = min(wide - 1, round(left * wide / across)), min(high - 1, round(top * high / down))
+        own = max(1, round((left + width) * wide / across) - x)
+        tall = max(1, round((top + height) * high / down) - y)
+        return View((x, y, own, tall), self.size)
+
     def cut(self, image: Image) -> Image:
         """Cut the box out of an image and scale it, as crop_and_resize does with squares."""
         from PIL.Image import Resampling

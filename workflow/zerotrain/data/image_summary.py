@@ -105,7 +105,7 @@ def summarise_images(
             (sample, image)
             for sample in samples
             for image in sample.conditioning
-            if not isclose(_aspect(sample), _aspect(image), rel_tol=SAME_SHAPE)
+            if not is_same_shape(sample.original_size, image.original_size)
         ],
     )
 
@@ -216,8 +216,13 @@ def summary_rows(summary: ImageSummary) -> list[tuple[str, str]]:
     return rows
 
 
-def _aspect(image: Sample | ConditioningImage) -> float:
-    width, height = image.original_size
+def is_same_shape(one: Size, other: Size) -> bool:
+    """Return whether two sizes have the same aspect ratio, up to SAME_SHAPE."""
+    return isclose(one[0] / one[1], other[0] / other[1], rel_tol=SAME_SHAPE)
+
+
+def _aspect(sample: Sample) -> float:
+    width, height = sample.original_size
     return width / height
 
 

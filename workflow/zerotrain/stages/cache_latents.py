@@ -41,7 +41,7 @@ from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.source_views import choose_source_views
 from zerotrain.models.families import load_family
-from zerotrain.models.families.conditioning import check_conditioning, check_sampling
+from zerotrain.models.families.conditioning import check_conditioning, check_crops, check_sampling
 
 
 def cache_latents(
@@ -81,6 +81,7 @@ def cache_latents(
     model = artifact.read(base, "base")
     reads = family.conditioning(base)
     check_conditioning(reads, samples.conditioning_images, settings.base)
+    check_crops(reads, samples.conditioning_images, settings.data, settings.base)
     in_prompt = reads is not None and reads.in_prompt
     encoding = Encoding(settings, size, family, model, reads=reads)
     data = settings.data
@@ -236,7 +237,8 @@ def _latents(entries: Sequence[Entry]) -> list[str]:
 
 
 def _conditioning(entries: Sequence[Entry]) -> list[str]:
-    return [entry.conditioning for entry in entries if entry.conditioning is not None]
+    found = ((entry.conditioning, *(entry.other_conditioning or ())) for entry in entries)
+    return [key for keys in found for key in keys if key is not None]
 
 
 def _masks(entries: Sequence[Entry]) -> list[str]:

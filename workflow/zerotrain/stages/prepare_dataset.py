@@ -27,7 +27,7 @@ from zerotrain.data.dataset import (
 )
 from zerotrain.data.dataset_folder import count_samples, publish_dataset
 from zerotrain.data.files import DatasetFiles, walk
-from zerotrain.data.image_summary import format_summary, summarise_images
+from zerotrain.data.image_summary import format_summary, is_same_shape, summarise_images
 from zerotrain.data.masks import check_mask
 from zerotrain.data.open import open_source
 from zerotrain.data.source import BadImageError, Found, Source
@@ -136,9 +136,10 @@ def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
         return Found(entry.file, reason=str(error))
     except OSError as error:
         return Found(entry.file, reason=str(error.strerror))
+    shape = image.size if data.aspect_buckets is not None else None
     try:
         conditioning = tuple(
-            _check_conditioning(source.conditioning_source(position), file)
+            _check_conditioning(source.conditioning_source(position), file, shape)
             for position, file in enumerate(entry.conditioning)
         )
     except BadImageError as error:
@@ -182,16 +183,29 @@ def _hashed(source: Source, samples: Sequence[Sample]) -> Iterator[tuple[str, st
             yield os.path.join(folder, image.file), image.image_sha256
 
 
-def _check_conditioning(source: Source, file: str) -> ConditioningImage:
+def _check_conditioning(
+    source: Source, file: str, shape: tuple[int, int] | None
+) -> ConditioningImage:
     """Return the conditioning image with this name in its source.
 
+    Args:
+        source: The source.
+        file: The name.
+        shape: Width and height of its image, if both are to have one aspect ratio: then the same
+            part of both is cut.
+
     Raises:
-        BadImageError: it cannot be read, or has transparent pixels.
+        BadImageError: it cannot be read, has transparent pixels, or is of another shape.
     """
     try:
         content = source.read(file)
         size = source.decode(content).size
         check_opaque(content)
+        if shape is not None and not is_same_shape(shape, size):
+            raise BadImageError(
+                f"{size[0]}x{size[1]} pixels are of another aspect ratio than the "
+                f"{shape[0]}x{shape[1]} of its image, with which data.aspect_buckets cuts it"
+            )
     except (BadImageError, OSError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise BadImageError(f"conditioning image {Path(source.name, file)}: {why}") from error

@@ -10,9 +10,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.layouts import LAYOUTS
+
+if TYPE_CHECKING:
+    from zerotrain.config.data import DataConfig
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,28 @@ def check_conditioning(found: Conditioning | None, count: int, base: str) -> Non
             f"base: {base} takes {found.describe()} for each sample, and the data has "
             f"{count or 'none'}",
             hint=HINT if count < found.least else "give fewer folders or columns, or another base",
+        )
+
+
+def check_crops(found: Conditioning | None, count: int, data: DataConfig, base: str) -> None:
+    """Check that a base takes several crops of an image with its conditioning images.
+
+    Args:
+        found: How the base uses conditioning images.
+        count: Conditioning images of each sample.
+        data: The section `data` of the configuration.
+        base: Name of the base in messages: `base` of the configuration.
+
+    Raises:
+        PipelineError: its text encoder sees them: a caption would be encoded for every crop.
+    """
+    crops = data.aspect_buckets.crop_variants if data.aspect_buckets else 1
+    if found is not None and found.in_prompt and count and crops > 1:
+        raise PipelineError(
+            f"data.aspect_buckets.crop_variants: {crops}, and the text encoder of base: {base} "
+            "sees conditioning images, of which a caption is encoded with one crop",
+            hint="set it to 1, or choose a base whose text encoder sees none: "
+            "docs/conditioning.md lists them",
         )
 
 

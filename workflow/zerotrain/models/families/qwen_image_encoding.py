@@ -29,8 +29,9 @@ HUB = {EDIT: "Qwen-Image-Edit", EDIT_PLUS: "Qwen-Image-Edit-2509"}
 """The first base of each kind for editing, on the hub."""
 PROCESSOR = "processor"
 PROMPT_IMAGE_SIDE = 384
-"""Side in pixels of the images that QwenImageEditPlusPipeline gives the text encoder
-(CONDITION_IMAGE_SIZE is the area); QwenImageEditPipeline gives it those of the autoencoder."""
+"""Side in pixels of the square images that QwenImageEditPlusPipeline gives the text encoder; others
+have the same area (CONDITION_IMAGE_SIZE). QwenImageEditPipeline gives it those of the autoencoder.
+"""
 
 
 class ImageTextProcessor(Qwen2VLProcessor):  # type: ignore[misc]
@@ -108,10 +109,13 @@ def encode_with_images(
     Returns:
         The embeddings [T, D] of image and text tokens, in the text encoder's type.
     """
+    from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import calculate_dimensions
+
     images: Any = to_images(pixels)
     if type(pipeline).__name__ == EDIT_PLUS:
-        size = (PROMPT_IMAGE_SIDE, PROMPT_IMAGE_SIDE)
-        images = [pipeline.image_processor.resize(image, *size) for image in images]
+        ratio = pixels.shape[-1] / pixels.shape[-2]
+        width, height = calculate_dimensions(PROMPT_IMAGE_SIDE**2, ratio)
+        images = [pipeline.image_processor.resize(image, height, width) for image in images]
     embeds: torch.Tensor = pipeline.encode_prompt(prompt, image=images)[0][0]
     excess = 0 if most is None else count_text_tokens(pipeline, [prompt])[0] - most
     return embeds[: len(embeds) - max(0, excess)]

@@ -96,6 +96,6 @@ def _keys(folder: Path, series: str) -> Iterator[tuple[str, str]]:
         keys = {
             LATENTS: (entry.latents, entry.flipped),
             TEXT: (entry.text, entry.empty_text),
-            CONDITIONING: (entry.conditioning,),
+            CONDITIONING: (entry.conditioning, *(entry.other_conditioning or ())),
         }.get(series, ())
         yield from ((entry.file, key) for key in keys if key is not None)

@@ -21,7 +21,14 @@ from zerotrain.data.folder import incomplete
 from zerotrain.data.source_list import naming, open_part
 from zerotrain.data.text import hub_id
 from zerotrain.errors import PipelineError
-from zerotrain.models.families.conditioning import check_conditioning, read_conditioning
+from zerotrain.models.families.conditioning import (
+    CONDITIONED_PRESETS,
+    CONDITIONING,
+    Conditioning,
+    check_conditioning,
+    check_crops,
+    read_conditioning,
+)
 from zerotrain.pipeline.checks.base import find_base_folder
 
 
@@ -110,17 +117,21 @@ def _check_images(data: ImageSourceConfig, most_bad: int) -> None:
 
 
 def check_conditioning_images(run: RunConfig) -> list[PipelineError]:
-    """List what is wrong with the number of conditioning images per sample."""
-    if run.is_text or run.is_preset or (folder := find_base_folder(run)) is None:
+    """List what is wrong with the number and the crops of conditioning images per sample."""
+    if run.is_preset and run.data.is_conditioned:
+        found: Conditioning | None = CONDITIONING[run.family][CONDITIONED_PRESETS[run.family]]
+    elif run.is_text or run.is_preset or (folder := find_base_folder(run)) is None:
         return []
-    try:
-        found = read_conditioning(run.family, folder)
-    except (OSError, ValueError):  # check_base reports what is wrong with the folder
-        return []
+    else:
+        try:
+            found = read_conditioning(run.family, folder)
+        except (OSError, ValueError):  # check_base reports what is wrong with the folder
+            return []
     if (count := count_conditioning(run.data)) is None:
         return []
     try:
         check_conditioning(found, count, run.base)
+        check_crops(found, count, run.data, run.base)
     except PipelineError as error:
         return [error]
     return []
