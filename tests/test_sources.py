@@ -266,8 +266,7 @@ def test_finding_sources_imports_nothing() -> None:
 
 
 def test_parsing_the_snakefile_imports_no_torch() -> None:
-    """What Snakefile and rules import, and reading and checking a configuration, whatever its launch
-    is."""
+    """What Snakefile and rules import, and reading and checking a configuration."""
     rules = [Path("Snakefile"), *Path("rules").glob("*.smk")]
     text = "\n".join(path.read_text() for path in rules)
     lines = re.findall(r"^from zerotrain\S* import .+$", text, re.M)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.builders.talks import cached
 from zerotrain.artifact import verdicts
 from zerotrain.artifact.in_use import WriterLock
 from zerotrain.cache import read_cache
+from zerotrain.cache.layout import read_index, shard_number
 from zerotrain.cache.orphans import orphan_shards
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.caches.places import find_caches
@@ -128,6 +130,25 @@ def test_verify_lists_damage_by_sample_and_the_next_plan_makes_it_again(run, mon
     assert [damage.path for damage in look_at(folder, verdicts.load())] == [shard]
     run.cache()
     assert verify(folder).whole
+
+
+def test_verify_names_a_sample_whose_other_crop_is_damaged(run):
+    """Once, though more of it may be in the shard."""
+    crops = {"alignment": 8, "crop": "random", "sizes": [[16, 8]], "crop_variants": 3}
+    folder = run.cache("crops", data={"aspect_buckets": crops, "random_flip": True})
+    for shard in folder.glob("latents-*"):
+        shard.write_bytes(b"torn")
+    named: dict[int, list[str]] = {}
+    for line in verify(folder).lines:
+        if found := re.search(r"latents-(\d{5})-of", line):
+            samples = named.setdefault(int(found[1]), [])
+        elif line.endswith("its latents"):
+            samples.append(line.strip().partition(":")[0])
+    index = read_index(folder)
+    for entry in index.entries:
+        others = (*(entry.other_latents or ()), *(entry.other_flipped or ()))
+        for key in (entry.latents, *others):
+            assert named[shard_number(key, index.latents.count)].count(entry.file) == 1
 
 
 def test_verify_finds_a_missing_shard_of_captions_and_damaged_orphans(run):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from zerotrain import artifact
@@ -17,6 +18,7 @@ from zerotrain.cache.layout import (
     CONDITIONING,
     KIND,
     LATENTS,
+    MASKS,
     TEXT,
     read_index,
     shard_number,
@@ -81,9 +83,8 @@ def _samples(folder: Path, name: str) -> Iterator[str]:
     except (OSError, ValueError):
         yield "the index is damaged too, so it is not known which samples are in it"
         return
-    for sample, key in keys:
-        if shard_number(key, count) == number:
-            yield f"{sample}: its {shard['series']}"
+    for sample in dict.fromkeys(one for one, key in keys if shard_number(key, count) == number):
+        yield f"{sample}: its {shard['series']}"
 
 
 def _keys(folder: Path, series: str) -> Iterator[tuple[str, str]]:
@@ -94,8 +95,14 @@ def _keys(folder: Path, series: str) -> Iterator[tuple[str, str]]:
         return
     for entry in read_index(folder).entries:
         keys = {
-            LATENTS: (entry.latents, entry.flipped),
-            TEXT: (entry.text, entry.empty_text),
-            CONDITIONING: (entry.conditioning, *(entry.other_conditioning or ())),
+            LATENTS: (
+                (entry.latents, entry.flipped),
+                entry.other_latents,
+                entry.other_flipped,
+            ),
+            TEXT: ((entry.text, entry.empty_text), entry.other_texts),
+            CONDITIONING: ((entry.conditioning,), entry.other_conditioning),
+            MASKS: ((entry.mask,), entry.other_masks),
         }.get(series, ())
-        yield from ((entry.file, key) for key in keys if key is not None)
+        found = chain.from_iterable(variants or () for variants in keys)
+        yield from ((entry.file, key) for key in found if key is not None)
