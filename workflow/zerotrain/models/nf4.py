@@ -95,11 +95,13 @@ def _scale_levels(device: torch.device) -> torch.Tensor:
     It is computed on CPU, so that every device has the same bits.
     """
     decades = []
-    for place in range(7):
-        edges = torch.linspace(0.1, 1, 2**place + 1)
-        decades.append((edges[:-1] + edges[1:]) / 2 * 10.0 ** (place - 6))
-    positive = torch.cat(decades)
-    return torch.cat([positive, -positive, torch.tensor([0.0, 1.0])]).sort().values.to(device)
+    with torch.device("cpu"):  # whatever device the caller makes its tensors on
+        for place in range(7):
+            edges = torch.linspace(0.1, 1, 2**place + 1)
+            decades.append((edges[:-1] + edges[1:]) / 2 * 10.0 ** (place - 6))
+        positive = torch.cat(decades)
+        levels = torch.cat([positive, -positive, torch.tensor([0.0, 1.0])]).sort().values
+    return levels.to(device)
 
 
 def _blocks(flat: torch.Tensor, size: int) -> torch.Tensor:
