@@ -14,7 +14,7 @@ from PIL import Image
 from tests.builders.images import make_image_config
 
 from zerotrain import artifact
-from zerotrain.cache import Cache, encoding, read_cache
+from zerotrain.cache import Cache, batching, read_cache
 from zerotrain.cache.writer import ORPHANS
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
@@ -146,7 +146,7 @@ def stop_encoding(family: FakeFamily, after: int, patch: pytest.MonkeyPatch) -> 
             raise StopError
         return FakeFamily.encode_images(family, pixels)
 
-    patch.setattr(encoding, "PIXELS_AT_A_TIME", SIDE * SIDE)
+    patch.setattr(batching, "PIXELS_AT_A_TIME", SIDE * SIDE)
     patch.setattr(family, "encode_images", stopping)
 
 
@@ -177,3 +177,15 @@ def encode_pixels(config: RunConfig, side: int, folder: Path) -> Cache:
     found = read_cache(folder / "cache")
     assert isinstance(found, Cache)
     return found
+
+
+@pytest.fixture
+def family(monkeypatch: pytest.MonkeyPatch) -> FakeFamily:
+    """The family that the stage loads."""
+    return load_fake_family(monkeypatch)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run with twenty images."""
+    return Run(tmp_path)

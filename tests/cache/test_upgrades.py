@@ -12,7 +12,7 @@ from tests.builders.talks import cached
 from tests.cache.earlier_version import make_earlier
 
 from zerotrain import artifact
-from zerotrain.cache import comparison, encoding, record
+from zerotrain.cache import batching, comparison, encoding, record
 from zerotrain.cache.comparison import first_deviation, spread
 from zerotrain.cache.precision import full_precision
 from zerotrain.cache.record import ENCODING, read_record
@@ -47,7 +47,7 @@ def test_an_upgrade_that_changes_no_number_changes_no_byte(run, family, upgrade,
     upgrade()
     (run.folder / "cache/manifest.json").unlink()  # as Snakemake did before it reran a rule
     assert contents(run.cache()) == before
-    assert family.image_batches == [encoding.MOST_IMAGES_AT_A_TIME]
+    assert family.image_batches == [batching.MOST_IMAGES_AT_A_TIME]
     assert len(family.prompt_batches) == 1
     said = lines(capsys)
     assert said[0].startswith("software changed (versions.diffusers ")
@@ -107,7 +107,7 @@ def test_a_kill_while_encoding_again_keeps_what_is_new_and_nothing_that_is_old(
     run, family, upgrade, monkeypatch, capsys
 ):
     """The old shards are compared again, and not mixed with the new ones."""
-    monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", 256)
+    monkeypatch.setattr(batching, "PIXELS_AT_A_TIME", 256)
     run.cache()
     family.scale = 1.5
     upgrade()
@@ -127,7 +127,7 @@ def test_what_waits_of_a_killed_run_is_compared_too(
     run, family, upgrade, monkeypatch, capsys, scale, most
 ):
     """A killed encoding, an upgrade: its shards are kept where their numbers are those of now."""
-    monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", 256)
+    monkeypatch.setattr(batching, "PIXELS_AT_A_TIME", 256)
     with monkeypatch.context() as patch:
         stop_encoding(family, 12, patch)
         with pytest.raises(StopError):
@@ -153,7 +153,7 @@ def test_a_cache_of_an_earlier_version_is_kept_to_the_byte(run, family, capsys, 
     lines(capsys)
     family.image_batches.clear()
     after = contents(run.cache())
-    assert family.image_batches == [encoding.MOST_IMAGES_AT_A_TIME]
+    assert family.image_batches == [batching.MOST_IMAGES_AT_A_TIME]
     said = lines(capsys)
     assert said[0] == (
         "software that encoded is not recorded: 20 latents are kept; 8 of them, encoded again, are "

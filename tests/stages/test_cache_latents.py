@@ -13,7 +13,7 @@ from safetensors import safe_open
 from tests.builders.caching import SIDE, StopError, contents, stop_encoding
 
 from zerotrain import artifact
-from zerotrain.cache import encoding, read_cache, stacked
+from zerotrain.cache import batching, encoding, read_cache, stacked
 from zerotrain.cache.prompts import Prompts
 from zerotrain.cache.record import LONG_CAPTIONS
 from zerotrain.data.crop import crop_and_resize, to_pixels
@@ -225,7 +225,7 @@ def test_batches_are_always_full(run, family):
 
 
 def test_large_images_are_encoded_one_at_a_time(run, family, monkeypatch):
-    monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", SIDE * SIDE)
+    monkeypatch.setattr(batching, "PIXELS_AT_A_TIME", SIDE * SIDE)
     run.cache()
     assert family.image_batches == [1] * 20
 

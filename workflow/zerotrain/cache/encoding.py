@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.tensor_file import FLOAT_TYPES
+from zerotrain.cache.batching import batch_size, filled, restore_order, split, split_by_size
 from zerotrain.cache.code import IMAGES, TEXTS, code_digests
 from zerotrain.cache.keys import (
     Encoder,
@@ -51,20 +52,8 @@ from zerotrain.models.families.prompt_tokens import CHUNK, TRUNCATE
 if TYPE_CHECKING:
     from zerotrain.models.families.diffusion import DiffusionFamily
 
-T = TypeVar("T")
-
 IMAGES_DTYPE = "fp32"
 """Dtype of the autoencoders' computation, on every device."""
-PIXELS_AT_A_TIME = 1024 * 1024
-"""Pixels of a batch on a CPU."""
-MOST_IMAGES_AT_A_TIME = 32
-BYTES_PER_PIXEL = 4096
-"""Memory of a GPU for a pixel of a batch: the encoder's widest layers hold 128 channels of fp32 at
-full size, eight times."""
-LEAST_IMAGES_ON_GPU = 2
-IMAGES_IN_WINDOW = 1024
-"""Images that are encoded before their latents are written, in the order of the keys. A window has
-images of every size; at its end, a batch of each size is filled with copies."""
 BATCHES_AHEAD, BYTES_AHEAD = 4, 256 * 1024 * 1024
 """Batches of small images that are read while one is encoded, and their bytes; one of large images.
 So images that take longer to read than others leave the encoder at work."""
@@ -286,16 +275,14 @@ class Encoding:
         return progress(self._text(keys), len(keys), "encoding captions", "caption")
 
     def _latents(self, keys: Sequence[str]) -> Iterator[Tensors]:
-        size = self._batch_size((self.pixels, self.pixels))
-        window = -(-IMAGES_IN_WINDOW // size) * size
-        windows = [*_batches(keys, window)]
-        by_size = [sorted(held, key=self._view_size) for held in windows]
+        square = self._batch_size((self.pixels, self.pixels))
+        windows = split_by_size(keys, square, self._view_size)
         # One pool for all windows and sizes: the next batches are read while one is encoded.
         batches: deque[torch.Tensor] = deque()
         sizes = {self._view_size(key) for key in keys}
         read = in_order(
             lambda place: self._read_into(*place),
-            self._places(by_size, batches),
+            self._places([window.by_size for window in windows], batches),
             self.settings.data.num_workers,
             # A batch of any size, and beyond it as many images as are few bytes in every size.
             ahead=max(
@@ -304,13 +291,10 @@ class Encoding:
             ),
         )
         with closing(read):
-            for held, chosen in zip(windows, by_size, strict=True):
-                encoded = self._encoded_images(chosen, read, batches)
-                found: dict[str, torch.Tensor] = {}
-                for key in held:
-                    while key not in found:
-                        found.update([next(encoded)])
-                    yield {LATENTS: found.pop(key)}
+            for found in restore_order(
+                windows, lambda chosen: self._encoded_images(chosen, read, batches)
+            ):
+                yield {LATENTS: found}
 
     def _images_ahead(self, size: Size) -> int:
         batch = self._batch_size(size)
@@ -326,7 +310,7 @@ class Encoding:
         for keys in windows:
             for (width, height), group in groupby(keys, key=self._view_size):
                 size = self._batch_size((width, height))
-                for held in _batches(group, size):
+                for held in split(group, size):
                     batches.append(torch.empty(size, 3, height, width))
                     yield from zip(held, batches[-1].numpy(), strict=False)
 
@@ -338,7 +322,7 @@ class Encoding:
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Encode the batches of `keys`, which are grouped by size, when their images are read."""
         for view_size, group in groupby(keys, key=self._view_size):
-            for held in _batches(group, self._batch_size(view_size)):
+            for held in split(group, self._batch_size(view_size)):
                 for _ in held:
                     next(read)
                 batch = batches.popleft()
@@ -354,23 +338,15 @@ class Encoding:
     def _encoded_conditioning(self, keys: Sequence[str]) -> Iterator[Tensors]:
         if not keys:
             return
-        size = self._sets_at_a_time(keys[0])
-        windows = [*_batches(keys, -(-IMAGES_IN_WINDOW // size) * size)]
-        by_size = [sorted(held, key=self._conditioning_size) for held in windows]
+        windows = split_by_size(keys, self._sets_at_a_time(keys[0]), self._conditioning_size)
         read = in_order(
             lambda key: self._stack(self._conditioning[key][1]),
-            chain.from_iterable(by_size),
+            chain.from_iterable(window.by_size for window in windows),
             self.settings.data.num_workers,
             ahead=max(map(self._sets_at_a_time, keys)),
         )
         with closing(read):
-            for held, chosen in zip(windows, by_size, strict=True):
-                encoded = self._encoded_sets(chosen, read)
-                found: dict[str, Tensors] = {}
-                for key in held:
-                    while key not in found:
-                        found.update([next(encoded)])
-                    yield found.pop(key)
+            yield from restore_order(windows, lambda chosen: self._encoded_sets(chosen, read))
 
     def _encoded_sets(
         self, keys: Sequence[str], read: Iterator[torch.Tensor]
@@ -379,8 +355,8 @@ class Encoding:
         for _, group in groupby(keys, key=self._conditioning_size):
             of_size = [*group]
             size = self._sets_at_a_time(of_size[0])
-            for held in _batches(of_size, size):
-                stacked = torch.stack(_filled([next(read) for _ in held], size))
+            for held in split(of_size, size):
+                stacked = torch.stack(filled([next(read) for _ in held], size))
                 with full_precision():
                     encoded = self._conditioned_encoders.encode_conditioning(stacked)
                 for row, key in enumerate(held):
@@ -403,10 +379,10 @@ class Encoding:
 
     def _text(self, keys: Sequence[str]) -> Iterator[Tensors]:
         size = PROMPTS_WITH_IMAGES_AT_A_TIME if self._in_prompt else PROMPTS_AT_A_TIME
-        for batch in _batches([self._captions[key] for key in keys], size):
-            prompts = _filled([caption for caption, _ in batch], size)
+        for batch in split([self._captions[key] for key in keys], size):
+            prompts = filled([caption for caption, _ in batch], size)
             if self._in_prompt:
-                pixels = torch.stack(_filled([self._stack(images) for _, images in batch], size))
+                pixels = torch.stack(filled([self._stack(images) for _, images in batch], size))
                 with full_precision():
                     encoded = self._conditioned_encoders.encode_prompts(prompts, pixels)
             else:
@@ -503,30 +479,3 @@ class Encoding:
                 hint="fp16 ends at 65504: set cache.dtype to bf16 or fp32; else the base is broken",
             )
         return stored
-
-
-def batch_size(size: Size, gpu_bytes: int | None = None) -> int:
-    """Return how many images are encoded at a time.
-
-    On a GPU these are as many as half of its memory holds, a power of two; the other half is for
-    weights. Memory in use does not count: the last bits depend on the number.
-
-    Args:
-        size: Width and height of the images.
-        gpu_bytes: Memory of the GPU; None on a CPU.
-    """
-    pixels = size[0] * size[1]
-    if gpu_bytes is None:
-        return max(1, min(MOST_IMAGES_AT_A_TIME, PIXELS_AT_A_TIME // pixels))
-    most = max(LEAST_IMAGES_ON_GPU, gpu_bytes // 2 // (BYTES_PER_PIXEL * pixels))
-    return min(MOST_IMAGES_AT_A_TIME, 1 << (most.bit_length() - 1))
-
-
-def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    rest = iter(items)
-    while batch := list(islice(rest, size)):
-        yield batch
-
-
-def _filled(batch: Sequence[T], size: int) -> list[T]:
-    return [*batch, *[batch[-1]] * (size - len(batch))]

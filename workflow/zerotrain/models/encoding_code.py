@@ -36,7 +36,7 @@ ENCODING: dict[str, tuple[str, ...]] = {
 PIXELS = ("zerotrain.data.digits", "zerotrain.data.decode", CROP, BUCKETS)
 """Modules that read the pixels of the built-in digits, and of a folder of images."""
 
-BATCHES = ("zerotrain.cache.encoding", "zerotrain.cache.precision")
+BATCHES = ("zerotrain.cache.batching", "zerotrain.cache.encoding", "zerotrain.cache.precision")
 """Modules that batch and round in every cache of images."""
 
 MASKS = ("zerotrain.data.masks", "zerotrain.data.transparency", "zerotrain.cache.mask_scaling")
