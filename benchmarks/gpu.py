@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import gpu_cases
-from gpu_cases import SMALL_UNET, Training
+import gpu_inputs
+from gpu_inputs import SMALL_UNET, Training
 
 MOST_LINES = 25
 """Of a failure's output."""
@@ -114,7 +115,7 @@ def append(out: Path, line: dict[str, Any]) -> None:
 
 
 class Ops:
-    """The compilation of DeepSpeed's ops, which goes on while other things are measured."""
+    """The compilation of DeepSpeed's ops, which runs while other things are measured."""
 
     def __init__(self, out: Path) -> None:
         self._out, self._began = out, time.monotonic()
@@ -224,7 +225,7 @@ def predict(out: Path) -> None:
         nano = values.pop("nano")
         case = Training(**values)
         config = LaunchSettings.of(
-            parse_config(gpu_cases.raw_config(case, nano, case.steps + 5), "gpu.py"), "measured"
+            parse_config(gpu_inputs.raw_config(case, nano, case.steps + 5), "gpu.py"), "measured"
         )
         phase = config.phases[-1]
         traced = trace(config, phase, None)
@@ -256,7 +257,7 @@ def check() -> bool:
             continue
         with tempfile.TemporaryDirectory(prefix="gpu-") as name:
             try:
-                _, family = gpu_cases.prepare(Path(name) / "inputs", one.training, False, 12)
+                _, family = gpu_inputs.prepare(Path(name) / "inputs", one.training, False, 12)
                 model = family.empty_model(Path(name) / "inputs" / "base")
                 count = sum(parameter.numel() for parameter in model.parameters())
                 print(f"{one.name:48} {count:,} parameters", flush=True)
@@ -340,7 +341,7 @@ def main() -> None:
             if "full_determinism: false" in " ".join(line.get("last_lines", [])):
                 # An operation has no deterministic kernel here: the next ones do without, too.
                 append(options.out, {**line, "name": f"{one.name}:deterministic"})
-                os.environ[gpu_cases.NOT_DETERMINISTIC] = "1"
+                os.environ[gpu_inputs.NOT_DETERMINISTIC] = "1"
                 left = 60 * options.minutes - (time.monotonic() - began) - RESERVE_SECONDS
                 line = measure(one, options.dry_run, min(one.limit, left), fallback)
             append(options.out, line)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Gather what benchmarks/gpu.py needs beside PyTorch, transformers, accelerate, peft, pyarrow and
+# Gather what benchmarks/gpu.py needs in addition to PyTorch, transformers, accelerate, peft, pyarrow and
 # typer, as wheels for a machine without a network:
 #
 #     benchmarks/gpu_wheels.sh FOLDER [PYTHON_VERSION]     # 3.12 by default

@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,7 @@ def make_inputs(folder: Path, channels: Sequence[int], samples: int = SAMPLES) -
     from diffusers import DDPMScheduler, UNet2DConditionModel
 
     from zerotrain import artifact
-    from zerotrain.cache.layout import LATENTS, TEXT, Entry, Index, write_index
-    from zerotrain.cache.writer import StoredShards, place, write_series
+    from zerotrain.cache.layout import LATENTS
 
     torch.manual_seed(0)
     deeper = len(channels) - 1
@@ -86,34 +85,50 @@ def make_inputs(folder: Path, channels: Sequence[int], samples: int = SAMPLES) -
         unet.save_pretrained(draft.folder / "unet")
         DDPMScheduler().save_pretrained(draft.folder / "scheduler")
         draft.content = {"parts": {"unet": "made by a benchmark"}}
-    keys = [artifact.digest(number) for number in range(samples)]
-    captions = [artifact.digest(["caption", number]) for number in range(samples + 1)]
-    latents = ({LATENTS: torch.randn(4, SIDE, SIDE)} for _ in keys)
+    latents = ({LATENTS: torch.randn(4, SIDE, SIDE)} for _ in range(samples))
     texts = (
         {
             "prompt_embeds": torch.randn(TOKENS, TEXT_WIDTH),
             "pooled_prompt_embeds": torch.randn(TEXT_WIDTH),
         }
-        for _ in captions
+        for _ in range(samples + 1)
     )
-    cache = folder / "cache"
-    one = StoredShards(cache)
+    publish_cache(folder / "cache", SIDE * 8, latents, texts, samples)
+
+
+def publish_cache(
+    folder: Path, pixels: int, latents: Iterator[Any], texts: Iterator[Any], count: int
+) -> None:
+    """Publish a cache of square images.
+
+    Args:
+        folder: The cache.
+        pixels: Side of the images.
+        latents: Tensors of each image.
+        texts: Tensors of the caption of each image, and of the empty caption.
+        count: Number of images.
+    """
+    from zerotrain import artifact
+    from zerotrain.cache.layout import LATENTS, TEXT, Entry, Index, write_index
+    from zerotrain.cache.writer import StoredShards, place, write_series
+
+    keys = [artifact.digest(number) for number in range(count)]
+    captions = [artifact.digest(["caption", number]) for number in range(count + 1)]
+    stored = StoredShards(folder)
     written = [
-        write_series(LATENTS, keys, lambda _: latents, one, folder=cache, shard_size=2**20),
-        write_series(TEXT, captions, lambda _: texts, one, folder=cache, shard_size=2**20),
+        write_series(LATENTS, keys, lambda _: latents, stored, folder=folder, shard_size=2**28),
+        write_series(TEXT, captions, lambda _: texts, stored, folder=folder, shard_size=2**28),
     ]
-    pixels = (SIDE * 8, SIDE * 8)
+    size = (pixels, pixels)
     entries = tuple(
-        Entry(f"{key}.png", key, key, key, caption, pixels, (0, 0), pixels, "train")
+        Entry(f"{key}.png", key, key, key, caption, size, (0, 0), size, "train")
         for key, caption in zip(keys, captions, strict=False)
     )
-    with artifact.publish(cache, "cache") as draft:
+    with artifact.publish(folder, "cache") as draft:
         for series in written:
             draft.known |= place(series, draft.folder)
-        index = Index(
-            SIDE * 8, "fp32", 1, entries, captions[-1], written[0].series, written[1].series
-        )
-        write_index(draft.folder, index)
+        first, second = (series.series for series in written)
+        write_index(draft.folder, Index(pixels, "fp32", 1, entries, captions[-1], first, second))
 
 
 def measured_phase(preset_name: str, sizes: Any, until: int, **values: Any) -> Any:

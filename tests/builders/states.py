@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from zerotrain import artifact
 from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
@@ -57,3 +60,20 @@ def save_steps(progress: Path, *steps: int, size: int = 10) -> None:
     for step in steps:
         with artifact.publish(step_folder(progress, step), KIND) as draft:
             (draft.folder / "rank-00000-00000.safetensors").write_bytes(b"x" * size)
+
+
+def changed(state: Path, folder: Path, change: Callable[[Path], None]) -> Path:
+    """Publish a copy of a state, changed in its files."""
+    with artifact.publish(folder, "state") as draft:
+        shutil.copytree(state, draft.folder, dirs_exist_ok=True)
+        (draft.folder / artifact.MANIFEST).unlink()
+        change(draft.folder)
+    return folder
+
+
+def drop_moments(state: Path) -> None:
+    """Zeros in place of the moments; everything else, the count of the steps too, stays."""
+    files = sorted(state.glob("exp_avg*.safetensors"))
+    assert [file.name.rpartition("-")[0] for file in files] == ["exp_avg", "exp_avg_sq"]
+    for file in files:
+        save_file({name: torch.zeros_like(t) for name, t in load_file(file).items()}, file)

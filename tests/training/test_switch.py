@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from tests.builders.states import changed, drop_moments
 from tests.training.conftest import Training
 from tests.training.matrix import (
     EXACT,
@@ -64,23 +64,6 @@ def test_switch_matrix_keeps_the_losses(matrix, switch):
     apart = matrix.deviation(switch)
     print(f"{switch}: largest relative deviation {apart:.1e}, bound {switch.bound:.0e}")
     assert apart <= switch.bound
-
-
-def changed(state: Path, folder: Path, change: Callable[[Path], None]) -> Path:
-    """Publish a copy of a state, changed in its files."""
-    with artifact.publish(folder, "state") as draft:
-        shutil.copytree(state, draft.folder, dirs_exist_ok=True)
-        (draft.folder / artifact.MANIFEST).unlink()
-        change(draft.folder)
-    return folder
-
-
-def drop_moments(state: Path) -> None:
-    """Zeros in place of the moments; everything else, the count of the steps too, stays."""
-    files = sorted(state.glob("exp_avg*.safetensors"))
-    assert [file.name.rpartition("-")[0] for file in files] == ["exp_avg", "exp_avg_sq"]
-    for file in files:
-        save_file({name: torch.zeros_like(t) for name, t in load_file(file).items()}, file)
 
 
 @pytest.mark.slow

@@ -231,6 +231,8 @@ def move_to_device(batch: Batch, device: torch.device) -> Batch:
     ON_HOST moves to CUDA GPUs only: they have float64. If it stayed on the host, each timestep's
     copy would wait for the GPU; a copy from pinned memory does not.
     """
+    if device.type == "cpu":
+        return batch  # even a `to` that copies nothing gives Python's lock away to a reader
     if device.type == "cuda":
         return {n: t.pin_memory().to(device, non_blocking=True) for n, t in batch.items()}
     return {name: one if name in ON_HOST else one.to(device) for name, one in batch.items()}
