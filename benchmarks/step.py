@@ -3,14 +3,15 @@
     python benchmarks/step.py                    # from the project's root, in its environment
     python benchmarks/step.py --cases torch:small zero2:small --rounds 40
 
-Every case runs in one process on one core with one thread. What zerotrain.training.rank trains, as
-users have it (log, TensorBoard, schedule, draws by counter, clipping), takes turns, some steps
-each, with
+Every case runs in one process on one core with one thread, or in as many processes as its name ends
+with, each on a core of its own. What zerotrain.training.rank trains, as users have it (log,
+TensorBoard, schedule, draws by counter, clipping), takes turns, some steps each, with
 
 - `bare`: PyTorch, the same model, cached latents in memory, clipping, fused AdamW;
 - `example`: a loop that does what diffusers' text-to-image example does, the encoders' outputs in
   memory: accelerate's prepare and accumulate, a loader, clipping, a schedule, a bar;
-- `direct`: deepspeed.initialize with the very JSON and the same optimizer.
+- `direct`: deepspeed.initialize with the very JSON and the same optimizer;
+- `ddp`, in several processes: PyTorch's DistributedDataParallel, otherwise as `bare`.
 
 A ratio is of one round's times, so that what else the machine does falls on both; given are the
 medians, and the interval that holds the true one with 95 %. `start` is the time from exec to the
@@ -29,179 +30,45 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from memory import SIDE, make_inputs, measured_phase, publish_launch, unet_sizes
+from step_loops import BATCH, CLIP, RATE, RIVALS, SAMPLES, WEIGHT_DECAY
 
 from zerotrain.machine import compiled_ops
 from zerotrain.machine.child_process import SUPERVISOR
 
-SAMPLES, BATCH = 64, 8
 SIZES = {"tiny": (32, 64), "small": (32, 96), "large": (96, 320)}
 """Channels of the U-Net."""
-CASES = ("torch:small", "torch:large", "zero1:small", "zero2:small", "zero2:large", "zero3:small")
+CASES = (
+    "torch:small", "torch:large", "zero1:small", "zero2:small", "zero2:large", "zero3:small",
+    "zero1:small:2", "zero2:small:2",
+)  # fmt: skip
 BLOCK = {"tiny": 20, "small": 10, "large": 3}
 """Steps of a turn."""
-RATE, WEIGHT_DECAY, CLIP = 1e-4, 0.01, 1.0
 WARM_UP = 2
 """Turns that do not count."""
 
 
-def write_launch(
-    folder: Path, preset_name: str, base: Path, until: int, log_every: int = 10
+def make_phase(
+    preset_name: str, base: Path, until: int, log_every: int = 10, processes: int = 1
 ) -> Any:
-    """Publish the launch files of one process in float32; the phase."""
-    phase = measured_phase(
+    """Return a phase in float32."""
+    return measured_phase(
         preset_name,
         unet_sizes(base),
         until,
         epoch_size=SAMPLES,
+        num_processes=processes,
         global_batch_size=BATCH,
-        micro_batch_size=BATCH,
+        micro_batch_size=BATCH // processes,
         learning_rate=RATE,
         adam_weight_decay=WEIGHT_DECAY,
         max_grad_norm=CLIP,
         log_every=log_every,
     )
-    publish_launch(folder, phase)
-    return phase
-
-
-class Loop:
-    """A model and its data in memory; each loop by hand adds its step."""
-
-    def __init__(self, inputs: Path) -> None:
-        import torch
-        from diffusers import DDPMScheduler
-
-        from zerotrain.cache import read_cache
-        from zerotrain.models.families.sdxl import FAMILY
-
-        cache = read_cache(inputs / "cache", verify=False)
-        samples = [cache.sample(i) for i in range(len(cache.entries))]
-        self.data = {name: torch.stack([one[name] for one in samples]) for name in samples[0]}
-        self.data["time_ids"] = torch.cat(
-            [self.data.pop(n) for n in ("original_size", "crop_top_left", "target_size")], dim=1
-        ).float()
-        self.unet = FAMILY.load_model(inputs / "base").train()
-        self.scheduler = DDPMScheduler()
-
-    def batches(self) -> Iterator[dict[str, Any]]:
-        """Batches in a new order each epoch, without an end."""
-        import torch
-
-        while True:
-            for part in torch.split(torch.randperm(SAMPLES), BATCH):
-                yield {name: tensor[part] for name, tensor in self.data.items()}
-
-    def loss(self, model: Any, batch: dict[str, Any]) -> Any:
-        """Return the mean squared error of the predicted noise at random timesteps."""
-        import torch
-
-        latents = batch["latents"]
-        noise = torch.randn_like(latents)
-        timesteps = torch.randint(0, self.scheduler.config.num_train_timesteps, (len(latents),))
-        added = {"text_embeds": batch["pooled_prompt_embeds"], "time_ids": batch["time_ids"]}
-        predicted = model(
-            self.scheduler.add_noise(latents, noise, timesteps),
-            timesteps,
-            encoder_hidden_states=batch["prompt_embeds"],
-            added_cond_kwargs=added,
-            return_dict=False,
-        )[0]
-        return torch.nn.functional.mse_loss(predicted.float(), noise.float())
-
-
-def fused_adamw(parameters: Any) -> Any:
-    """AdamW as all loops have it."""
-    import torch
-
-    return torch.optim.AdamW(parameters, lr=RATE, weight_decay=WEIGHT_DECAY, fused=True)
-
-
-def bare(inputs: Path, launch: Path) -> Iterator[None]:
-    """Plain PyTorch; one step each time it is asked."""
-    import torch
-
-    loop = Loop(inputs)
-    optimizer = fused_adamw(loop.unet.parameters())
-    for batch in loop.batches():
-        loss = loop.loss(loop.unet, batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(loop.unet.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        loss.item()
-        yield
-
-
-def example(inputs: Path, launch: Path) -> Iterator[None]:
-    """Train as diffusers' example does, without its validation and averages."""
-    from accelerate import Accelerator
-    from diffusers.optimization import get_scheduler
-    from torch.utils.data import DataLoader
-    from tqdm import tqdm
-
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=1)
-    loop = Loop(inputs)
-    rows = [{name: tensor[i] for name, tensor in loop.data.items()} for i in range(SAMPLES)]
-    loader: Any = DataLoader(
-        rows,  # type: ignore[arg-type]
-        batch_size=BATCH,
-        shuffle=True,
-    )
-    optimizer = fused_adamw(loop.unet.parameters())
-    schedule = get_scheduler("constant", optimizer=optimizer, num_warmup_steps=0)
-    unet, optimizer, loader, schedule = accelerator.prepare(loop.unet, optimizer, loader, schedule)
-    bar = tqdm(desc="Steps", file=open(os.devnull, "w"))  # noqa: SIM115
-    train_loss = 0.0
-    while True:
-        for batch in loader:
-            with accelerator.accumulate(unet):
-                loss = loop.loss(unet, batch)
-                average = accelerator.gather(loss.repeat(BATCH)).mean()
-                train_loss += average.item() / accelerator.gradient_accumulation_steps
-                accelerator.backward(loss)
-                if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(unet.parameters(), CLIP)
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
-            if accelerator.sync_gradients:
-                bar.update(1)
-                accelerator.log({"train_loss": train_loss})
-                train_loss = 0.0
-            bar.set_postfix(step_loss=loss.detach().item(), lr=schedule.get_last_lr()[0])
-            yield
-
-
-def direct(inputs: Path, launch: Path) -> Iterator[None]:
-    """deepspeed.initialize and its engine, by the same JSON."""
-    import deepspeed
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-    loop = Loop(inputs)
-    config = json.loads((launch / "deepspeed.json").read_text())
-    parameters = list(loop.unet.parameters())
-    if "offload_optimizer" in config["zero_optimization"]:
-        optimizer = DeepSpeedCPUAdam(parameters, lr=RATE, weight_decay=WEIGHT_DECAY)
-    else:
-        optimizer = fused_adamw(parameters)
-    engine, *_ = deepspeed.initialize(model=loop.unet, optimizer=optimizer, config=config)
-    for batch in loop.batches():
-        loss = loop.loss(engine, batch)
-        engine.backward(loss)
-        engine.step()
-        loss.item()
-        yield
-
-
-RIVALS: dict[str, tuple[Callable[[Path, Path], Iterator[None]], ...]] = {
-    "torch": (bare, example),
-    "deepspeed": (direct,),
-}
 
 
 class Turns:
@@ -229,28 +96,33 @@ class Turns:
         return self._left == 0
 
 
+def case_phase(inputs: Path, preset: str, size: str, rounds: int, processes: int) -> Any:
+    """Return the phase of a case, which is long enough for all turns."""
+    until = (rounds + WARM_UP + 1) * BLOCK[size] + 1
+    return make_phase(preset, inputs / "base", until, processes=processes)
+
+
 def take_turns(place: Path, preset: str, size: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a step in each turn, by the name of the loop."""
+    """Seconds of a step in each turn, by the name of the loop, in one of the processes."""
     import torch
 
     from zerotrain.training import rank
 
     torch.set_num_threads(1)
-    inputs = place.parent / size
+    inputs, processes = place.parent / size, int(os.environ["WORLD_SIZE"])
+    torch.manual_seed(int(os.environ["RANK"]))
     block = BLOCK[size]
-    phase = write_launch(
-        place / "launch", preset, inputs / "base", (rounds + WARM_UP + 1) * block + 1
-    )
+    phase = case_phase(inputs, preset, size, rounds, processes)
     if phase.derived.engine == "deepspeed":
         from zerotrain.training.engines.zero_engine import init_distributed
 
         init_distributed()
-    rivals = {one.__name__: one(inputs, place / "launch") for one in RIVALS[phase.derived.engine]}
+    loops = RIVALS["several processes" if processes > 1 else phase.derived.engine]
+    rivals = {one.__name__: one(inputs, place / "launch") for one in loops}
     for one in rivals.values():
         next(one)
     turns = Turns(rivals, block, rounds)
     rank.StopRequest = lambda progress: turns  # type: ignore[attr-defined,assignment,misc]
-    (place / "progress").mkdir()
     rank.run(place / "launch", inputs / "base", inputs / "cache", place / "progress")
     return {n: [s / block for s in found[WARM_UP:]] for n, found in turns.seconds.items()}
 
@@ -320,17 +192,43 @@ def start(folder: Path, preset: str, rounds: int) -> tuple[float, float]:
     for number in range(rounds + 1):
         place = folder / f"start-{preset}-{number}"
         place.mkdir()
-        phase = write_launch(place / "launch", preset, inputs / "base", 10**6, log_every=1)
+        phase = make_phase(preset, inputs / "base", 10**6, log_every=1)
+        publish_launch(place / "launch", phase)
         engine = phase.derived.engine
         found.append((first_step_seconds(place, preset, inputs), import_seconds(engine)))
     ours, imports = zip(*found[1:], strict=True)  # the first fills the page cache
     return statistics.median(ours), statistics.median(imports)
 
 
+def run_case(
+    place: Path, preset: str, size: str, rounds: int, cores: list[int]
+) -> dict[str, list[float]]:
+    """Run a case in a process on each core; seconds of the first one, by the name of the loop."""
+    from zerotrain.machine.ports import free_port
+
+    command = [sys.executable, __file__, "--child", str(place), preset, size, str(rounds)]
+    environment = {**os.environ, "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(len(cores))}
+    processes = []
+    for number, core in enumerate(cores):
+        process = subprocess.Popen(
+            command,
+            env={**environment, "RANK": str(number), "LOCAL_RANK": str(number)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        os.sched_setaffinity(process.pid, {core})
+        processes.append(process)
+    outputs = [process.communicate()[0] for process in processes]
+    for process, output in zip(processes, outputs, strict=True):
+        if process.returncode:
+            sys.exit(output[-6000:])
+    found: dict[str, list[float]] = json.loads(outputs[0].splitlines()[-1])
+    return found
+
+
 def main() -> None:
     """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", nargs="*", default=CASES, help="preset:size")
+    parser.add_argument("--cases", nargs="*", default=CASES, help="preset:size[:processes]")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--starts", nargs="*", default=["torch", "zero2", "zero3"])
     parser.add_argument("--start-rounds", type=int, default=5)
@@ -341,8 +239,6 @@ def main() -> None:
         found = take_turns(Path(place), preset, size, int(rounds))
         print("\n" + json.dumps(found), flush=True)
         os._exit(0)  # gloo's threads need not be waited for
-    from zerotrain.machine.ports import free_port
-
     os.environ.update(compiled_ops.environment(), OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     os.environ.update(OMP_WAIT_POLICY="PASSIVE", TRANSFORMERS_VERBOSITY="error")
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
@@ -350,28 +246,22 @@ def main() -> None:
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        used = {case.partition(":")[2] for case in options.cases}
+        used = {case.split(":")[1] for case in options.cases}
         for size in used | ({"tiny"} if options.starts else set()):
             make_inputs(folder / size, SIZES[size], SAMPLES)
-        os.sched_setaffinity(0, cores[:1])
         for case in options.cases:
-            preset, _, size = case.partition(":")
+            preset, size, *count = case.split(":")
+            processes = int(count[0]) if count else 1
             place = folder / case.replace(":", "-")
-            place.mkdir()
-            done = subprocess.run(
-                [sys.executable, __file__, "--child", str(place), preset, size,
-                 str(options.rounds)],
-                env={**os.environ, "MASTER_PORT": str(free_port())},
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )  # fmt: skip
-            if done.returncode:
-                sys.exit(done.stdout[-6000:])
-            found = json.loads(done.stdout.splitlines()[-1])
+            (place / "progress").mkdir(parents=True)
+            phase = case_phase(folder / size, preset, size, options.rounds, processes)
+            publish_launch(place / "launch", phase)
+            found = run_case(place, preset, size, options.rounds, cores[:processes])
             ours = found.pop("ours")
             words = [f"{case:14} ours {statistics.median(ours) * 1e3:8.2f} ms"]
             for rival, seconds in found.items():
                 ratio, interval = middle([a / b for a, b in zip(ours, seconds, strict=True)])
-                key = f"{preset}_{size}_{rival}"
+                key = "_".join((*case.split(":"), rival))
                 result |= {f"{key}_time_ratio": round(ratio, 4), f"{key}_interval": interval}
                 least = min(ours) / min(seconds)
                 words.append(
@@ -379,12 +269,11 @@ def main() -> None:
                     f"{interval}, of the fastest turns {least:.3f}"
                 )
             print("   ".join(words), flush=True)
-        os.sched_setaffinity(0, cores)
         for preset in options.starts:
-            ours, imports = start(folder, preset, options.start_rounds)
-            print(f"{preset:14} first step after {ours:.2f} s, the imports alone {imports:.2f} s")
-            result[f"{preset}_start_seconds"] = round(ours, 3)
-            result[f"{preset}_start_beyond_imports_seconds"] = round(ours - imports, 3)
+            first, imports = start(folder, preset, options.start_rounds)
+            print(f"{preset:14} first step after {first:.2f} s, the imports alone {imports:.2f} s")
+            result[f"{preset}_start_seconds"] = round(first, 3)
+            result[f"{preset}_start_beyond_imports_seconds"] = round(first - imports, 3)
     sizes = {"channels": SIZES, "batch": BATCH, "side": SIDE, "rounds": options.rounds}
     print(json.dumps({**result, **sizes}))
 
