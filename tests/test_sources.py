@@ -298,3 +298,15 @@ def test_a_class_counts_with_its_own_code_alone(package):
     for other in ("b = 4\n\nclass One:\n    a = b\n", "class Two: ...\n\nclass One(Two): ...\n"):
         with pytest.raises(ValueError, match=r"One uses (b|Two) of its own module"):
             digest(other)
+
+
+def test_help_imports_no_configuration() -> None:
+    """Each command pays for what all of them import; the models of a configuration take 0.2 s."""
+    code = (
+        "import sys\n"
+        "from zerotrain.cli import app\n"
+        "import zerotrain.importers\n"
+        "print(sorted({'pydantic', 'yaml', 'torch', 'numpy'} & sys.modules.keys()))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from zerotrain.config.launch_file import read_launch_file
 from zerotrain.config.lines import describe_syntax_error
 from zerotrain.config.problems import PHASE_KEYS, InvalidConfigError, explain_errors
 from zerotrain.config.run import RunConfig
@@ -30,19 +30,6 @@ SECTIONS = ("data", "cache", "lora", "train", "launch", "export", "evaluate")
 
 LAUNCH_FILES = (".yaml", ".yml", ".json")
 """Ends of a `launch:` that is accelerate's or DeepSpeed's file instead of a preset."""
-Values = dict[str, Any]
-LaunchFileReader = Callable[[Path, Mapping[str, Any], Mapping[str, Any]], tuple[Values, Values]]
-"""From a file, and the run's own values of launch and train, to the file's values of both."""
-_launch_file_readers: list[LaunchFileReader] = []
-
-
-def set_launch_file_reader(reader: LaunchFileReader) -> None:
-    """Let configurations name launch files.
-
-    The reader is in zerotrain.importers, which imports this package. So each program that reads
-    configurations sets it first, by `zerotrain.importers.enable_launch_files`.
-    """
-    _launch_file_readers[:] = [reader]
 
 
 def read_config(path: Path) -> RunConfig:
@@ -154,9 +141,7 @@ def _launch(phase: dict[str, Any]) -> Any:
 def _of_launch_file(launch: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:
     """Return the launch and training values of a phase whose launch is another program's file."""
     rest = {key: value for key, value in launch.items() if key != "preset"}
-    assert _launch_file_readers, "call zerotrain.importers.enable_launch_files() first"
-    read = _launch_file_readers[0]
-    launch_of_file, train_of_file = read(Path(launch["preset"]), rest, train)
+    launch_of_file, train_of_file = read_launch_file(Path(launch["preset"]), rest, train)
     return {"launch": _merged(launch_of_file, rest), "train": {**train_of_file, **train}}
 
 
