@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
+import regex
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from zerotrain.config.section import Section, Whole
@@ -12,8 +12,8 @@ from zerotrain.config.section import Section, Whole
 
 def _pattern(value: str) -> str:
     try:
-        re.compile(value)
-    except re.error as error:
+        regex.compile(value)
+    except regex.error as error:
         raise ValueError(f"{value!r} is no regular expression: {error}") from error
     return value
 

@@ -8,7 +8,6 @@ import takes seconds and training without an adapter does not need it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from zerotrain.artifact import file_sha256, write_json
 from zerotrain.artifact.tensor_file import write_tensor_file
 from zerotrain.config.adapters import ALL_LINEAR, ATTENTION, Targets, is_target, stack_of
 from zerotrain.config.families import ROOT
+from zerotrain.config.parameter_patterns import matches
 from zerotrain.config.suggestions import nearest
 from zerotrain.errors import PipelineError
 
@@ -238,7 +238,7 @@ def choose_targets(
                 hint=f"name layers in {section}.target_modules, or set it to all-linear",
             )
     if isinstance(asked, str):
-        found = [name for name in layers if re.fullmatch(asked, name)]
+        found = [name for name in layers if matches(asked, name, whole=True)]
         if not found:
             raise PipelineError(
                 f"{section}.target_modules: {asked!r} is the whole name of no layer of "

@@ -35,20 +35,33 @@ def _numpy_scalar(dtype: Record, data: bytes = b"") -> float | int | None:
     return struct.unpack(formats[code], data)[0] if code in formats else None
 
 
+def _enum_text(value: object = "") -> str:
+    """Read an enum member that is a text; the text of anything else can be exponentially long."""
+    if not isinstance(value, str):
+        raise pickle.UnpicklingError("a text of an enum is none")
+    return value
+
+
+def _enum_number(value: object = 0) -> int:
+    if not isinstance(value, int):
+        raise pickle.UnpicklingError("a number of an enum is none")
+    return value
+
+
 _ZERO_STAGES = {"disabled": 0, "optimizer_states": 1, "gradients": 2, "weights": 3}
 
 
-def _enum_member(stand_in: type, name: str) -> int | str:
+def _enum_member(stand_in: Callable[..., Any], name: str) -> int | str:
     """Read an enum member that Python 3.11.0 to 3.11.3 pickled as getattr(class, name)."""
-    return _ZERO_STAGES.get(name, name) if stand_in is int else name
+    return _ZERO_STAGES.get(name, name) if stand_in is _enum_number else name
 
 
 _STAND_INS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
-    (int, "deepspeed.runtime.zero.config.ZeroStageEnum"),
+    (_enum_number, "deepspeed.runtime.zero.config.ZeroStageEnum"),
     (_enum_member, "builtins.getattr"),
     (_enum_member, "getattr"),
-    (str, "deepspeed.runtime.zero.offload_config.OffloadDeviceEnum"),
-    (str, "deepspeed.runtime.fp16.loss_scaler.LossScaleProfile"),
+    (_enum_text, "deepspeed.runtime.zero.offload_config.OffloadDeviceEnum"),
+    (_enum_text, "deepspeed.runtime.fp16.loss_scaler.LossScaleProfile"),
     *(
         (Record, name)
         for name in (
@@ -96,16 +109,49 @@ def load(path: Path, *, trust_pickle: bool = False) -> Any:
     arguments: dict[str, Any] = {"map_location": "cpu", "mmap": mapped}
     try:
         with torch.serialization.safe_globals(_STAND_INS):
-            return torch.load(path, weights_only=True, **arguments)
+            loaded = torch.load(path, weights_only=True, **arguments)
     except pickle.UnpicklingError as error:
         if not trust_pickle:
             raise _refusal(path, error) from error
     except Exception as error:  # damaged bytes can raise anything
         raise _unreadable(path, error) from error
+    else:
+        _check_sizes(path, loaded)
+        return loaded
     try:
         return torch.load(path, weights_only=False, **arguments)
     except Exception as error:  # code in a pickle can raise anything
         raise _unreadable(path, error) from error
+
+
+def _check_sizes(path: Path, loaded: Any) -> None:
+    """Check that the file holds the numbers of each tensor.
+
+    A stride of 0 repeats a number without storing it, and a reader that copies the tensor allocates
+    the whole of it.
+
+    Raises:
+        PipelineError: a tensor is larger than the file.
+    """
+    size = path.stat().st_size
+    waiting, seen = [loaded], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, torch.Tensor):
+            if one.numel() * one.element_size() > size:
+                raise PipelineError(
+                    f"{path}: a tensor of shape {list(one.shape)} repeats its numbers: it takes "
+                    f"{one.numel() * one.element_size()} bytes, and the file has {size}",
+                    hint="copy the checkpoint again, or use an older one",
+                )
+        elif id(one) not in seen:
+            seen.add(id(one))
+            if isinstance(one, Record):
+                one = vars(one)
+            if isinstance(one, dict):
+                waiting += one.values()
+            elif isinstance(one, list | tuple | set):
+                waiting += one
 
 
 def _refusal(path: Path, error: Exception) -> PipelineError:

@@ -32,7 +32,7 @@ def check_records(path: Path) -> None:
         path: A torch.save file in zip format.
 
     Raises:
-        PipelineError: a record has other bytes, or the file's directory is damaged.
+        PipelineError: a record has other bytes or is compressed, or the directory is damaged.
     """
     status = path.stat()
     _check(
@@ -43,6 +43,7 @@ def check_records(path: Path) -> None:
 @cache
 def _check(path: Path, *identity: int) -> None:
     entries = _entries(path)
+    _refuse_compressed(path, entries)
     if not _have_checksums(entries):
         return
     with (
@@ -60,6 +61,17 @@ def _check(path: Path, *identity: int) -> None:
                     )
         finally:
             view.release()
+
+
+def _refuse_compressed(path: Path, entries: list[zipfile.ZipInfo]) -> None:
+    """Check that no record is compressed, since a small one can fill the memory."""
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise PipelineError(
+                f"{path}: its record {entry.filename} is compressed, {entry.compress_size} bytes "
+                f"for {entry.file_size}; torch.save compresses none",
+                hint="copy the checkpoint again, or use an older one",
+            )
 
 
 def has_checksums(path: Path) -> bool:

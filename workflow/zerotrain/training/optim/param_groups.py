@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from zerotrain.config.parameter_patterns import check_pattern_matches
+from zerotrain.config.parameter_patterns import check_pattern_matches, matches
 from zerotrain.config.training import TrainConfig
 
 
@@ -52,7 +51,7 @@ def param_groups(train: TrainConfig, shapes: Mapping[str, Sequence[int]]) -> lis
     for group in train.param_groups:
         for pattern in group.parameters:
             check_pattern_matches("param_groups", pattern, names)
-        inside = [n for n in left if any(re.search(p, n) for p in group.parameters)]
+        inside = [n for n in left if any(matches(p, n) for p in group.parameters)]
         left = [name for name in left if name not in set(inside)]
         add(
             inside,

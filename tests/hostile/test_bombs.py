@@ -1,0 +1,91 @@
+"""Small files that would take all memory or never end."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from zerotrain.config.parameter_patterns import check_pattern_matches
+from zerotrain.errors import PipelineError
+from zerotrain.models.pretrained import MOST_LAYERS, check_depth, from_config, from_pretrained
+from zerotrain.state.external import pickles
+
+
+def write_pickle(path: Path, content: bytes, *, compression: int = zipfile.ZIP_STORED) -> None:
+    """Write a torch.save file with a pickle of our own."""
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("archive/data.pkl", content)
+        archive.writestr("archive/version", "3\n")
+
+
+def test_a_text_of_an_enum_is_no_text_of_anything(tmp_path: Path) -> None:
+    """The text of 24 tuples of two, each of the one before, is 16 million times `()`."""
+    nested = b")" + b"2\x86" * 24  # an empty tuple; then twice what is on top, as a tuple of two
+    name = b"cdeepspeed.runtime.zero.offload_config\nOffloadDeviceEnum\n"
+    write_pickle(tmp_path / "one.pt", b"\x80\x02" + name + nested + b"\x85R.")
+    with pytest.raises(PipelineError, match=r"one\.pt"):
+        pickles.load(tmp_path / "one.pt")
+    write_pickle(tmp_path / "real.pt", b"\x80\x02" + name + b"X\x03\x00\x00\x00cpu\x85R.")
+    assert pickles.load(tmp_path / "real.pt") == "cpu"
+
+
+def test_compressed_records_are_refused(tmp_path: Path) -> None:
+    """A megabyte of a deflated record can be a gigabyte of zeros."""
+    content = pickle.dumps(b"\0" * 10**6, protocol=2)
+    write_pickle(tmp_path / "one.pt", content, compression=zipfile.ZIP_DEFLATED)
+    with pytest.raises(PipelineError, match=r"is compressed, .* torch\.save compresses none"):
+        pickles.load(tmp_path / "one.pt")
+
+
+def test_a_tensor_that_repeats_its_numbers_is_refused(tmp_path: Path) -> None:
+    """A shape of 3 billion numbers, all of which are the same stored one."""
+    bomb = {"module": [{"weight": torch.zeros(1).expand(3 * 10**9)}], "step": 1}
+    torch.save(bomb, tmp_path / "one.pt")
+    assert (tmp_path / "one.pt").stat().st_size < 10_000
+    with pytest.raises(PipelineError, match=r"\[3000000000\] repeats its numbers"):
+        pickles.load(tmp_path / "one.pt")
+    tied = torch.ones(1000)
+    torch.save({"a": tied, "b": tied, "c": tied.view(10, 100).t()}, tmp_path / "tied.pt")
+    assert torch.equal(pickles.load(tmp_path / "tied.pt")["c"], tied.view(10, 100).t())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"layers_per_block": 10**7},
+        {"text_config": {"num_hidden_layers": 10**7}},
+        {"transformer_layers_per_block": [1, [2, 10**7]]},
+    ],
+)
+def test_a_model_of_millions_of_layers_is_not_built(config: dict, tmp_path: Path) -> None:
+    """Each layer takes memory and time even where no number of it is stored."""
+    from diffusers import UNet2DConditionModel
+
+    with pytest.raises(PipelineError, match=f"is 10000000, and .* at most {MOST_LAYERS} layers"):
+        from_config(UNet2DConditionModel, config)
+    (tmp_path / "unet").mkdir()
+    (tmp_path / "unet" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PipelineError, match=r"unet/config\.json: "):
+        from_pretrained(UNet2DConditionModel, tmp_path)
+    with pytest.raises(PipelineError, match=r"unet/config\.json: "):
+        from_pretrained(UNet2DConditionModel, tmp_path / "unet")
+
+
+def test_shipped_models_are_not_too_deep() -> None:
+    """No architecture of config/models is near the limit."""
+    files = list(Path("config/models").rglob("*.json"))
+    assert files
+    for file in files:
+        check_depth(json.loads(file.read_text(encoding="utf-8")), file)
+
+
+def test_a_catastrophic_pattern_is_one_sentence() -> None:
+    """2^60 ways to split a name; the second name is not tried."""
+    with pytest.raises(PipelineError, match=r"takes longer than 1 s.*\n.*repetition"):
+        check_pattern_matches("frozen_parameters", r"(a|aa)+$", ["a" * 60 + "b", "c"])
+    check_pattern_matches("frozen_parameters", r"^blocks\.(\d+)\.", ["blocks.1.weight"])
