@@ -12,6 +12,7 @@ import torch
 
 from zerotrain.config.parameter_patterns import check_pattern_matches
 from zerotrain.errors import PipelineError
+from zerotrain.machine.trial import try_out
 from zerotrain.models.pretrained import MOST_LAYERS, check_depth, from_config, from_pretrained
 from zerotrain.state.external import pickles
 
@@ -89,3 +90,32 @@ def test_a_catastrophic_pattern_is_one_sentence() -> None:
     with pytest.raises(PipelineError, match=r"takes longer than 1 s.*\n.*repetition"):
         check_pattern_matches("frozen_parameters", r"(a|aa)+$", ["a" * 60 + "b", "c"])
     check_pattern_matches("frozen_parameters", r"^blocks\.(\d+)\.", ["blocks.1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("template", "limit"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "1 s"),
+        ("{{ 'a' * 2 ** 33 }}", "1 GiB of memory"),
+    ],
+)
+def test_a_chat_template_ends(template: str, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither loops in loops nor a text of 8 GiB is a reason to wait or to be killed."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    from zerotrain.data.conversation import Message
+    from zerotrain.models.families import tokens
+
+    monkeypatch.setattr(tokens, "try_out", lambda call, what: try_out(call, what, seconds=1))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a")))
+    tokenizer.chat_template = template
+    with pytest.raises(PipelineError, match=f"the chat template takes more than {limit}"):
+        tokens.causal_prompt(tokenizer, [Message("user", "hello")])
+
+
+def test_a_trial_leaves_a_call_alone() -> None:
+    """What ends within its limits is called again by the caller, who sees its result or error."""
+    try_out(lambda: 1 / 0, "call")
+    try_out(lambda: bytearray(2**20), "call")

@@ -20,6 +20,7 @@ import jinja2
 
 from zerotrain.data.conversation import PROMPT
 from zerotrain.errors import PipelineError
+from zerotrain.machine.trial import try_out
 from zerotrain.models.families import Tokens
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ CLOCK = (
     + " }}{% endmacro %}"
 )
 """Put before a template, it replaces transformers' function that returns the current date."""
+_TRIED: set[str] = set()
+"""The templates that have ended once in this process: a template of others can loop forever."""
 
 
 def causal_tokens(tokenizer: Any, messages: Sequence[Message], max_length: int) -> Tokens | None:
@@ -169,9 +172,11 @@ def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]], *, question: 
         template = tokenizer.get_chat_template()
         if "strftime_now" in template:
             template = CLOCK + template
-        rendered: str = tokenizer.apply_chat_template(
-            turns, chat_template=template, tokenize=False, add_generation_prompt=question
-        )
+        options = {"chat_template": template, "tokenize": False, "add_generation_prompt": question}
+        if template not in _TRIED:
+            try_out(lambda: tokenizer.apply_chat_template(turns, **options), "chat template")
+            _TRIED.add(template)
+        rendered: str = tokenizer.apply_chat_template(turns, **options)
     except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
         raise PipelineError(
             "the tokenizer's chat template takes no turns of "
