@@ -18,7 +18,7 @@ PYTEST := pytest -n 2 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train restore test test-full test-soak test-gpu bench switch-table import-cases lint clean
+.PHONY: help setup train restore test test-full test-soak test-gpu fuzz bench switch-table import-cases lint clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,10 @@ test-soak: setup ## Run by hand what CI only samples: long kills, fuzz, every sw
 
 test-gpu: setup ## Run the tests that need an NVIDIA GPU; it fails where there is no GPU
 	@tests/gpu/run $(ARGS)
+
+fuzz: setup ## Damage 10,000 files of each kind that people exchange (FUZZ_COUNT, FUZZ_SEED change that)
+	@FUZZ_COUNT=$${FUZZ_COUNT:-10000} FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)} \
+	  $(PYTEST) -m slow --dist load -rP tests/hostile/test_fuzz.py $(ARGS)
 
 bench: setup ## Measure on an idle machine what benchmarks/README.md lists, 20 minutes (ARGS='--only step')
 	@python benchmarks/bench.py $(ARGS)

@@ -143,7 +143,7 @@ def is_described(folder: Path) -> bool:
     """
     if not is_published(folder):
         return False
-    ours = len(KEYS & _load(folder).keys()) * 2 >= len(KEYS)
+    ours = len(KEYS & _load(folder)[0].keys()) * 2 >= len(KEYS)
     return ours or place_in_results(folder) is not None
 
 
@@ -153,7 +153,7 @@ def kind_of(folder: Path) -> str | None:
     Raises:
         PipelineError: the manifest is truncated or not JSON.
     """
-    return str(_load(folder).get("kind")) if is_described(folder) else None
+    return str(_load(folder)[0].get("kind")) if is_described(folder) else None
 
 
 def check_published(folder: Path, *, ours: bool = False) -> None:
@@ -214,7 +214,7 @@ def find_lister(path: Path) -> Path | None:
 
 def _lists(folder: Path, name: str) -> bool:
     """Return whether a folder's manifest lists a file, or files in a folder of that name."""
-    files = _load(folder).get("files")
+    files = _load(folder)[0].get("files")
     known = files if isinstance(files, dict) else ()
     return any(one == name or one.startswith(f"{name}/") for one in known)
 
@@ -258,14 +258,14 @@ def read_manifest(folder: Path, kind: str | Sequence[str]) -> Artifact:
             if place_in_results(folder)
             else "run `snakemake --cores all train`, which builds what is missing",
         )
-    path, found = folder / MANIFEST, _load(folder)
+    path, (found, text) = folder / MANIFEST, _load(folder)
     if found.get("format") != FORMAT or found.get("kind") not in kinds:
         raise PipelineError(
             f"{path}: kind {found.get('kind')!r}, format {found.get('format')!r}; "
             f"expected kind {' or '.join(map(repr, kinds))}, format {FORMAT}",
             hint="give the folder of the right stage, or rebuild it with this version",
         )
-    if wrong := find_manifest_error(found):
+    if wrong := find_manifest_error(found, text):
         raise PipelineError(
             f"{path}: {wrong}",
             hint=f"no version of this program writes that: remove {folder} if you do not know who "
@@ -276,10 +276,12 @@ def read_manifest(folder: Path, kind: str | Sequence[str]) -> Artifact:
     )
 
 
-def _load(folder: Path) -> dict[str, Any]:
+def _load(folder: Path) -> tuple[dict[str, Any], str]:
+    """Return the JSON of a manifest, empty if it is none with keys, and its text."""
     path = folder / MANIFEST
     try:
-        found = json.loads(path.read_text())
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise PipelineError(f"{path}: not JSON ({error})", hint=rebuild_hint(folder)) from error
-    return found if isinstance(found, dict) else {}
+    return found if isinstance(found, dict) else {}, text

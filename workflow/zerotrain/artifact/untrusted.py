@@ -20,6 +20,7 @@ TYPES = {list: "a list", str: "a string", bool: "a boolean", int: "a number", fl
 DRIVE = re.compile(r"[A-Za-z]:")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 LINE_ENDS = ("Cc", "Zl", "Zp")
 """Unicode categories of control characters and of line separators."""
 
@@ -93,11 +94,12 @@ def read_shard_names(index: Path) -> list[str]:
     return sorted({check_name(name, index) for name in names})
 
 
-def find_manifest_error(found: dict[str, Any]) -> str | None:
+def find_manifest_error(found: dict[str, Any], text: str) -> str | None:
     """Return what is wrong with a manifest's parts, as readers rely on their types and names.
 
     Args:
         found: The manifest's JSON.
+        text: The text that it was parsed from.
 
     Returns:
         A sentence on the first error; None if there is no error.
@@ -106,7 +108,14 @@ def find_manifest_error(found: dict[str, Any]) -> str | None:
         if not isinstance(found.get(part), dict):
             kind = TYPES.get(type(found[part]), "null") if part in found else None
             return f"{part} is {kind}, not an object" if kind else f"no {part}"
-    return _find_files_error(found["files"]) or _find_parents_error(found["parents"])
+    if error := _find_files_error(found["files"]) or _find_parents_error(found["parents"]):
+        return error
+    if SURROGATE.search(text):  # perhaps half of a pair, of which no digest can be made
+        try:
+            json.dumps(found, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            return "has text that is not valid Unicode"
+    return None
 
 
 def _find_files_error(files: dict[str, Any]) -> str | None:

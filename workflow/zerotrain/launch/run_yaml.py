@@ -12,9 +12,14 @@ from typing import Any
 
 import yaml
 
+from zerotrain.artifact.rebuilding import rebuild_hint
 from zerotrain.config.scalar import scalar
+from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.settings import nest_keys
+
+DAMAGE = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What reading raises where a value of another type is in some place."""
 
 
 def write_run_yaml(phase: ResolvedPhase, path: Path) -> None:
@@ -36,13 +41,26 @@ def write_run_yaml(phase: ResolvedPhase, path: Path) -> None:
 
 
 def read_run_yaml(path: Path) -> ResolvedPhase:
-    """Read a file of write_run_yaml."""
-    document = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
-    entries = dict(_entries(document))
-    return ResolvedPhase.from_values(
-        nest_keys({name: entry["value"] for name, entry in entries.items()}),
-        {name: (e["source"], e.get("reason", "")) for name, e in entries.items()},
-    )
+    """Read a file of write_run_yaml.
+
+    Raises:
+        PipelineError: it is another file, or damaged.
+        OSError: it cannot be read.
+    """
+    content = path.read_bytes()
+    try:
+        document = yaml.load(content.decode("utf-8"), Loader=yaml.CSafeLoader)
+        entries = dict(_entries(document))
+        return ResolvedPhase.from_values(
+            nest_keys({name: entry["value"] for name, entry in entries.items()}),
+            {name: (e["source"], e.get("reason", "")) for name, e in entries.items()},
+        )
+    except DAMAGE as error:
+        first = str(error).strip().partition("\n")[0]
+        raise PipelineError(
+            f"{path}: is damaged, or written by another version ({first or type(error).__name__})",
+            hint=rebuild_hint(path.parent),
+        ) from error
 
 
 def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

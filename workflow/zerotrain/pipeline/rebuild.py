@@ -116,8 +116,9 @@ def look_at(folder: Path, known: verdicts.Verdicts) -> list[Damage]:
         stat = path.stat()
         # A stale manifest has a reset mtime; use its ctime, as no file was written since then.
         written = stat.st_ctime_ns if stat.st_mtime == LONG_AGO[1] else stat.st_mtime_ns
-        found = json.loads(path.read_bytes())
-        wrong = find_manifest_error(found) if isinstance(found, dict) else "not an object"
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text)
+        wrong = find_manifest_error(found, text) if isinstance(found, dict) else "not an object"
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -32,7 +32,8 @@ def load(folder: Path) -> Artifact:
     """
     path = folder / MANIFEST
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text)
     except (FileNotFoundError, NotADirectoryError) as error:
         if folder.is_dir():
             raise UnreadableError(path, "nothing") from error
@@ -47,7 +48,7 @@ def load(folder: Path) -> Artifact:
         raise UnreadableError(path, problem)
     if not isinstance(found.get("kind"), str):
         raise UnreadableError(path, "no kind")
-    if wrong := find_manifest_error(found):
+    if wrong := find_manifest_error(found, text):
         raise UnreadableError(path, wrong)
     return Artifact(folder, found["kind"], *(found[part] for part in PARTS))
 
