@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from zerotrain import artifact
@@ -54,22 +55,26 @@ def test_the_newest_log_has_all_phases_and_their_switch(tmp_path: Path):
     assert read_history([plain]).switches == []
 
 
+FALLING = [3.0 - 0.1 * place + 0.02 * (-1) ** place for place in range(20)]
+"""Down to 1.1 at its end, with some noise."""
+
+
 @pytest.mark.parametrize(
     ("before", "after", "verdict"),
     [
         ([1.1, 0.9, None, 1.0, 1.2], [1.0, 1.2, 1.1, 0.9], "noise"),
-        ([1.1, 0.9, None, 1.0, 1.2], [2.0, 2.2, 2.1, 1.9], "jump"),
-        ([1.1, 0.9, None, 1.0, 1.2], [2.0, 2.2], "too few lines"),
-        ([3.0 - 0.1 * place for place in range(20)], [1.0, 0.9, 0.8, 0.7], "drift"),
-        ([3.0 - 0.1 * place for place in range(20)], [1.2, 1.2, 1.2, 1.2], "drift"),
-        ([3.0 - 0.1 * place for place in range(20)], [2.0, 1.9, 1.8, 1.7], "jump"),
+        ([1.1, 0.9, None, 1.0, 1.2], [3.0, 3.2, 3.1, 2.9], "jump"),
+        ([1.1, 0.9, None, 1.0, 1.2], [2.0, 2.2, 2.1], "too few lines"),
+        (FALLING, [1.02, 0.88, 0.82, 0.68], "noise"),
+        (FALLING, [1.52, 1.38, 1.32, 1.18], "jump"),
+        ([1.0] * 4, [1.0] * 4, "noise"),
     ],
 )
-def test_a_jump_is_told_from_noise_and_from_a_falling_loss(
+def test_a_jump_is_distinguished_from_noise_and_from_a_falling_loss(
     tmp_path: Path, before: list[float | None], after: list[float], verdict: str
 ):
-    """By two standard errors; losses of skipped updates are no numbers."""
-    log = [*lines("plain", 0, before), *lines("offload", 200, after)]
+    """A straight line through each side; losses of skipped updates are no numbers."""
+    log = [*lines("plain", 0, before), *lines("offload", 10 * len(before), after)]
     folders = [tmp_path / "plain", publish_state(tmp_path / "offload", log, {})]
     [switch] = read_history(folders).switches
     assert switch.jump is not None
@@ -77,14 +82,22 @@ def test_a_jump_is_told_from_noise_and_from_a_falling_loss(
     assert switch.changes == {}
 
 
-def test_the_error_of_a_jump_is_that_of_the_difference_of_two_means(tmp_path: Path):
-    log = [*lines("plain", 0, [1.1, 0.9, 1.0, 1.2]), *lines("offload", 40, [2.0, 2.2, 2.1])]
+def test_the_jump_is_that_of_numpys_least_squares(tmp_path: Path):
+    """Value and error at the switch, from the middle of each line's ten steps."""
+    before, after = [1.1, 0.9, 1.0, 1.2], [2.0, 2.2, 2.1, 1.7, 1.9]
+    log = [*lines("plain", 0, before), *lines("offload", 40, after)]
     [switch] = read_history([publish_state(tmp_path / "offload", log, {})]).switches
     jump = switch.jump
     assert jump is not None
-    assert jump.change == pytest.approx(2.1 - 1.05)
-    assert jump.error == pytest.approx(math.sqrt(0.05 / 3 / 4 + 0.01 / 3))
-    assert jump.drift is None
+    edges, variances = [], []
+    for places, values in ((np.arange(-35, 0, 10), before), (np.arange(5, 50, 10), after)):
+        fit, covariance = np.polyfit(places, values, 1, cov=True)
+        edges.append(fit[1])
+        variances.append(covariance[1, 1])
+    assert jump.size == pytest.approx(edges[1] - edges[0])
+    assert jump.error == pytest.approx(math.sqrt(sum(variances)))
+    assert jump.change == pytest.approx(1.98 - 1.05)
+    assert jump.before.spread == pytest.approx(np.std(before, ddof=1))
 
 
 def test_a_phase_in_progress_is_read_without_the_line_being_written(tmp_path: Path):

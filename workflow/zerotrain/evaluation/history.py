@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, linear_regression, stdev
 from typing import Any, Literal, NamedTuple
 
 from zerotrain.artifact import RECORDS, is_published, read_manifest
@@ -23,10 +23,10 @@ from zerotrain.launch.run_yaml import read_run_yaml
 LOG = "metrics.jsonl"
 JUMP_LINES = 10
 """Most lines of the log on each side of a switch whose losses are compared."""
-LEAST_LINES = 3
-"""Fewest lines on each side from which a jump is told from noise."""
-NOISE = 2.0
-"""Standard errors within which a difference of two means counts as noise."""
+LEAST_LINES = 4
+"""Fewest lines on each side from which a jump is distinguished from noise."""
+NOISE = 3.0
+"""Standard errors within which a jump counts as noise."""
 ENGINE = {
     "preset": "preset",
     "engine": "engine",
@@ -43,7 +43,7 @@ manifest of a state."""
 
 Line = Mapping[str, Any]
 """A line of the log: "phase" and "step", and what was measured there."""
-Verdict = Literal["too few lines", "noise", "drift", "jump"]
+Verdict = Literal["too few lines", "noise", "jump"]
 
 
 class Span(NamedTuple):
@@ -56,68 +56,63 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Window:
-    """The training loss of a few lines of the log that follow one another."""
+class Side:
+    """The training loss of the lines of the log on one side of a switch, and a straight line
+    through them."""
 
     mean: float
     spread: float
-    """Standard deviation; NaN for a single line."""
+    """Standard deviation; NaN for a single line of the log."""
     lines: int
+    edge: float
+    """Where the straight line is at the switch; NaN for fewer than LEAST_LINES."""
+    edge_error: float
+    """Standard error of `edge`."""
 
     @classmethod
-    def of(cls, losses: Sequence[float]) -> Window | None:
-        """Measure losses; None without any."""
+    def of(cls, losses: Sequence[tuple[float, float]]) -> Side | None:
+        """Measure losses; None without any.
+
+        Args:
+            losses: Steps from the switch, negative before it, and the loss there.
+        """
         if not losses:
             return None
-        return cls(fmean(losses), stdev(losses) if len(losses) > 1 else math.nan, len(losses))
-
-    @property
-    def variance(self) -> float:
-        """Return the variance of the mean."""
-        return self.spread**2 / self.lines
+        places, values = zip(*losses, strict=True)
+        spread = stdev(values) if len(values) > 1 else math.nan
+        edge, error = _intercept(places, values)
+        return cls(fmean(values), spread, len(values), edge, error)
 
 
 @dataclass(frozen=True)
 class Jump:
-    """The training loss on both sides of a switch, over the lines of the log next to it."""
+    """The training loss on both sides of a switch."""
 
-    before: Window
-    after: Window
-    earlier: Window | None
-    """As many lines as `before`, which they precede in the same phase; None if there are fewer."""
+    before: Side
+    after: Side
 
     @property
     def change(self) -> float:
-        """Return the mean after minus the mean before."""
+        """Return the mean after minus the mean before, which a falling loss changes as well."""
         return self.after.mean - self.before.mean
 
     @property
-    def error(self) -> float:
-        """Return the standard error of the change (Welch's); NaN if a side has a single line."""
-        return math.sqrt(self.before.variance + self.after.variance)
+    def size(self) -> float:
+        """Return the difference of the straight lines at the switch; NaN for too few lines."""
+        return self.after.edge - self.before.edge
 
     @property
-    def drift(self) -> float | None:
-        """Return the same change one window earlier, where nothing was switched."""
-        return None if self.earlier is None else self.before.mean - self.earlier.mean
+    def error(self) -> float:
+        """Return the standard error of `size`."""
+        return math.hypot(self.before.edge_error, self.after.edge_error)
 
     @property
     def verdict(self) -> Verdict:
-        """Return what explains the change.
-
-        "noise": it is within NOISE standard errors. "drift": it goes as the drift does, and exceeds
-        it by no more, so the loss changes as it did before the switch.
-        """
-        if min(self.before.lines, self.after.lines) < LEAST_LINES:
+        """Return whether `size` exceeds NOISE standard errors, or the precision of a float."""
+        if math.isnan(self.size):
             return "too few lines"
-        if abs(self.change) <= NOISE * self.error:
-            return "noise"
-        if self.earlier is not None and self.drift:
-            variances = self.after.variance + 4 * self.before.variance + self.earlier.variance
-            most = abs(self.drift) + NOISE * math.sqrt(variances)
-            if 0 <= self.change * math.copysign(1, self.drift) <= most:
-                return "drift"
-        return "jump"
+        least = NOISE * self.error + 1e-9 * abs(self.before.mean)
+        return "noise" if abs(self.size) <= least else "jump"
 
 
 @dataclass(frozen=True)
@@ -189,12 +184,20 @@ class RunHistory:
         old, new = (self.engines.get(span.phase, {}) for span in (before, after))
         known = [key for key in ENGINE if key in old and key in new]
         changes = {key: (old[key], new[key]) for key in known if old[key] != new[key]}
-        jump = _jump(self._losses(before.phase), self._losses(after.phase))
+        left = Side.of(self._losses(before, before.last)[-JUMP_LINES:])
+        right = Side.of(self._losses(after, before.last)[:JUMP_LINES])
+        jump = Jump(left, right) if left and right else None
         return Switch(before.last, before.phase, after.phase, changes, jump)
 
-    def _losses(self, phase: str) -> list[float]:
-        losses = (line["loss"] for line in self.of_phase(phase))
-        return [loss for loss in losses if loss is not None]  # None if every update was skipped
+    def _losses(self, span: Span, origin: int) -> list[tuple[float, float]]:
+        """Return the losses of a phase at the middle of the steps of their line."""
+        found = []
+        last = span.first
+        for line in self.of_phase(span.phase):
+            if line["loss"] is not None:  # as it is if every update was skipped
+                found.append(((last + line["step"]) / 2 - origin, float(line["loss"])))
+            last = line["step"]
+        return found
 
 
 def read_history(folders: Sequence[Path]) -> RunHistory:
@@ -247,13 +250,16 @@ def read_lines(path: Path) -> Iterator[Line]:
         yield line
 
 
-def _jump(before: Sequence[float], after: Sequence[float]) -> Jump | None:
-    """Compare the losses of a phase with those of the one that continues it."""
-    last, first = Window.of(before[-JUMP_LINES:]), Window.of(after[:JUMP_LINES])
-    if last is None or first is None:
-        return None
-    earlier = before[-2 * last.lines : -last.lines]
-    return Jump(last, first, Window.of(earlier) if len(earlier) == last.lines > 1 else None)
+def _intercept(places: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """Return value and standard error at place 0 of the least squares line through points."""
+    count = len(places)
+    if count < LEAST_LINES:
+        return math.nan, math.nan
+    slope, edge = linear_regression(places, values)
+    rest = sum((v - edge - slope * p) ** 2 for p, v in zip(places, values, strict=True))
+    middle = fmean(places)
+    across = sum((place - middle) ** 2 for place in places)
+    return edge, math.sqrt(rest / (count - 2) * (1 / count + middle**2 / across))
 
 
 def _engine(folder: Path) -> dict[str, Any]:
