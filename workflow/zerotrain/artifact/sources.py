@@ -133,7 +133,7 @@ def _closure(modules: Iterable[str], without: tuple[str, ...] = ()) -> set[Path]
 
 
 def _tables(path: Path) -> Iterable[Path]:
-    """List a module's tables, templates and styles: named after it, or a package's others."""
+    """List a module's tables and templates, named after it, or a package's, named otherwise."""
     package = path.name == "__init__.py"
     for table in _tables_in(path.parent):
         module = table.with_name(f"{table.name.partition('.')[0]}.py")
@@ -143,7 +143,7 @@ def _tables(path: Path) -> Iterable[Path]:
 
 @cache
 def _tables_in(folder: Path) -> tuple[Path, ...]:
-    return tuple(one for kind in ("*.toml", "*.j2", "*.css") for one in folder.glob(kind))
+    return tuple(one for kind in ("*.toml", "*.j2") for one in folder.glob(kind))
 
 
 def _name_of(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The commands that the rules call: one per stage, of its name."""
+"""The commands that the rules call, one per stage, of its name; `report` is for people, too."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Put images, curves, costs and origin of a run on one page, as far as it has come."""
+    """Put images, curves, costs and origin of a run on one page, also while it trains."""
     from zerotrain.stages.report import planned_phases, report, report_run
 
     folders = [Path(place) for place in places]
