@@ -209,7 +209,7 @@ def _resolution(settings: ReportSettings, name: str) -> int | None:
     return None if settings.is_text else resolutions[name]
 
 
-def _curves(settings: ReportSettings, folders: list[Path]) -> str:
+def _curves(settings: ReportSettings, folders: Sequence[Path]) -> str:
     named = {name for phase in settings.phases for name in phase.train.report_to}
     if named & {ALL, TENSORBOARD}:
         return f"tensorboard --logdir {shlex.quote(str(folders[-1].parent))}"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from zerotrain.evaluation.curves import format_learning_rate, running_mean
@@ -81,7 +82,7 @@ def draw_curves(
     """
 
     def draw(axes: Any, palette: Palette) -> None:
-        for colour, curve in zip(palette.series * 2, curves, strict=False):
+        for colour, curve in zip(cycle(palette.series), curves, strict=False):
             points = curve.points[:: -(-len(curve.points) // MOST_POINTS) or 1]
             for number, piece in enumerate(_split(points, spans)):
                 label = curve.label if number == 0 else None
@@ -129,8 +130,7 @@ def draw_bars(
     def draw(axes: Any, palette: Palette) -> None:
         left = [0.0] * len(rows)
         places = range(len(rows), 0, -1)
-        colours = palette.series * -(-len(parts) // len(palette.series))
-        for colour, (part, values) in zip(colours, parts.items(), strict=False):
+        for colour, (part, values) in zip(cycle(palette.series), parts.items(), strict=False):
             label = part if len(parts) > 1 else None
             axes.barh(places, values, left=left, height=0.6, color=colour, label=label)
             left = [a + b for a, b in zip(left, values, strict=True)]

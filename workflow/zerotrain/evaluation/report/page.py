@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from zerotrain.evaluation.history import Jump
 from zerotrain.evaluation.metrics import LABELS, format_metric
 from zerotrain.evaluation.report.facts import RunFacts
 from zerotrain.evaluation.report.health import describe_verdict
@@ -71,8 +72,15 @@ def in_short(facts: RunFacts) -> list[str]:
         lines.append(f"Phase {phase.name}{preset}{steps}: {', '.join(words) or 'not evaluated'}.")
     for switch in facts.history.switches:
         if switch.jump is not None:
-            lines.append(
-                f"The training loss at the switch from {switch.before} to {switch.after}: "
-                f"{describe_verdict(switch.jump)}."
-            )
+            place = f"At the switch from {switch.before} to {switch.after} the training loss"
+            lines.append(f"{place} {_describe_jump(switch.jump)}.")
     return lines
+
+
+def _describe_jump(jump: Jump) -> str:
+    size = f"{jump.size:+.2g} ± {jump.error:.2g}"
+    if jump.verdict == "noise":
+        return f"has no jump: {size} is noise"
+    if jump.verdict == "jump":
+        return f"has {describe_verdict(jump)}: {size}"
+    return f"has {describe_verdict(jump)}"

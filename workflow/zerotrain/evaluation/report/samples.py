@@ -128,9 +128,11 @@ def _note_missing(facts: RunFacts, missing: Missing) -> None:
         missing.note(f"Phase {name} has not started.")
     averaged = [phase.name for phase in facts.phases if phase.averaged]
     if averaged:
+        both = bool(facts.history.series("val_loss_ema"))
         missing.note(
             f"The weights of {_list(averaged)} are averaged ones (EMA), and are what is shown; no "
-            "images are made of the weights without averaging. The curves compare their losses."
+            "images are made of the weights without averaging."
+            + (" The curves compare their losses." if both else "")
         )
 
 
