@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from jinja2.filters import do_mark_safe
 
 from zerotrain.evaluation.history import Jump
 from zerotrain.evaluation.metrics import LABELS, format_metric
@@ -44,7 +44,8 @@ def render_page(page: Page, hide: Hide) -> str:
     """Return the page's HTML; `hide` sees every text before it is escaped."""
 
     def shown(value: Any) -> Any:
-        return hide(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        is_text = isinstance(value, str) and not hasattr(value, "__html__")
+        return hide(value) if is_text else value
 
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -56,7 +57,7 @@ def render_page(page: Page, hide: Hide) -> str:
         finalize=shown,
     )
     # Digits and letters only, which need no escaping, and in which nothing is to be hidden.
-    templates.filters["base64"] = lambda data: Markup(b64encode(data).decode())
+    templates.filters["base64"] = lambda data: do_mark_safe(b64encode(data).decode())
     return templates.get_template(TEMPLATE).render(page=page)
 
 
