@@ -70,10 +70,14 @@ def test_a_run_that_still_trains_has_a_page(results: Path, name: str):
     assert "--configfile config/cats.yaml" in text
 
 
-def test_the_page_has_the_place_that_is_asked_for(results: Path):
+@pytest.mark.parametrize(
+    ("output", "written"), [("page.html", "page.html"), ("config", "config/index.html")]
+)
+def test_the_page_has_the_place_that_is_asked_for(results: Path, output: str, written: str):
+    """A file, or index.html in a folder."""
     (results / "plain" / "progress").mkdir(parents=True)
-    assert call("digits", "--output", "page.html") == "report   page.html\n"
-    assert Path("page.html").read_text().startswith("<!doctype html>")
+    assert call("digits", "--output", output) == f"report   {written}\n"
+    assert Path(written).read_text().startswith("<!doctype html>")
 
 
 def test_a_run_that_has_not_started_is_refused(results: Path):

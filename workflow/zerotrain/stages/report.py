@@ -86,7 +86,8 @@ def report_run(run: str, config: Path | None, output: Path | None) -> None:
     Args:
         run: Its name, or its configuration file.
         config: The configuration, if several files define the run.
-        output: HTML file to write; default: report.html in the run's folder.
+        output: HTML file to write, or a folder for index.html; default: report.html in the run's
+            folder.
 
     Raises:
         PipelineError: no configuration defines the run, or none of its phases has started.
@@ -104,6 +105,7 @@ def report_run(run: str, config: Path | None, output: Path | None) -> None:
     planned = {phase.name: parsed for phase in parsed.phases}
     page = _render(ReportSettings.of(parsed), facts, file, planned, trace=True)
     path = output or results.path / "report.html"
+    path = path / PAGE if path.is_dir() else path
     artifact.write_whole(path, page)
     print(f"report   {path}")
 
