@@ -23,6 +23,7 @@ from zerotrain.data.dataset import IMAGES, Sample
 from zerotrain.data.dataset_folder import publish_dataset
 from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
+from zerotrain.evaluation.report import samples
 from zerotrain.evaluation.results import Answer, write_answers
 from zerotrain.export.formats.loading_code import loading_code
 from zerotrain.launch.files import write_launch_files
@@ -289,6 +290,17 @@ def test_images_before_the_first_step_are_the_base_models(tmp_path):
     assert colours == [(0, 255, 0), (255, 0, 0), (0, 0, 255)]
     assert "a red house base model : a red house close plain : a red house" in page.text
     assert "There are no images of the base model" not in page.text
+
+
+def test_large_samples_are_compressed(settings, tmp_path, monkeypatch):
+    """As WebP, and the page says so; a picture keeps its size."""
+    monkeypatch.setattr(samples, "MOST_BYTES", 100)
+    file = tmp_path / "report" / "index.html"
+    report(settings, [phase(tmp_path / "plain", step=3)], file.parent)
+    page = Page(file.read_text())
+    assert [(one.format, one.size) for one in page.samples] == [("WEBP", (132, 64))] * 2
+    assert "The images are compressed with loss" in page.text
+    assert "data:image/webp;base64," in file.read_text()
 
 
 def launched(folder: Path, config: RunConfig) -> None:

@@ -61,8 +61,8 @@ class Samples:
     """The first chapter."""
 
     grids: Sequence[Grid]
-    over_steps: Sequence[SampleRow]
-    """For each phase that made images while it trained: its name, and their grid."""
+    over_steps: Sequence[Version]
+    """The grid of each phase that made images while it trained."""
     answers: Table | None
     """For text: prompts with what was expected and what each phase generated."""
     metrics: Table
@@ -88,7 +88,7 @@ def gather_samples(
     evaluated = [phase for phase in facts.phases if phase.evaluation]
     last = evaluated[-1] if evaluated else None
     grids: list[Grid] = []
-    over_steps: list[SampleRow] = []
+    over_steps: list[Version] = []
     answers = None
     if is_text:
         answers = _answers(evaluated)
@@ -196,7 +196,7 @@ def _baseline(
     return {prompt: _version(label, prompt, image) for prompt, image in _rows(path, prompts)}
 
 
-def _over_steps(facts: Sequence[PhaseFacts]) -> Iterator[SampleRow]:
+def _over_steps(facts: Sequence[PhaseFacts]) -> Iterator[Version]:
     """Yield the grids that phases made while they trained, a column for each validation."""
     for phase in facts:
         path = PhaseFolder(phase.folder).progress / "samples" / STEPS
@@ -204,7 +204,7 @@ def _over_steps(facts: Sequence[PhaseFacts]) -> Iterator[SampleRow]:
             with Image.open(path, formats=["PNG"]) as image:
                 alt = f"The first image of each prompt from step to step of phase {phase.name}"
                 picture = Picture(alt, _png(image))
-                yield SampleRow(phase.name, [Version(phase.name, picture, image.size)])
+                yield Version(phase.name, picture, image.size)
 
 
 def _version(label: str, prompt: str, image: Image.Image) -> Version:
@@ -218,27 +218,27 @@ def _png(image: Image.Image) -> bytes:
     return written.getvalue()
 
 
-def _webp(picture: Picture) -> Picture:
-    written = BytesIO()
-    with Image.open(BytesIO(picture.light)) as image:
-        image.convert("RGB").save(written, format="WEBP", quality=QUALITY)
-    return replace(picture, light=written.getvalue())
-
-
 def _compress(
-    grids: list[Grid], over_steps: list[SampleRow]
-) -> tuple[list[Grid], list[SampleRow], bool]:
+    grids: list[Grid], over_steps: list[Version]
+) -> tuple[list[Grid], list[Version], bool]:
     """Compress the pictures if they are large."""
-    rows = [*over_steps, *(row for grid in grids for row in grid.rows)]
-    whole = sum(len(version.picture.light) for row in rows for version in row.versions)
-    if whole <= MOST_BYTES:
+    rows = [row for grid in grids for row in grid.rows]
+    versions = [*over_steps, *(version for row in rows for version in row.versions)]
+    if sum(len(version.picture.light) for version in versions) <= MOST_BYTES:
         return grids, over_steps, False
     smaller = [replace(grid, rows=[_compressed(row) for row in grid.rows]) for grid in grids]
-    return smaller, [_compressed(row) for row in over_steps], True
+    return smaller, [_webp(version) for version in over_steps], True
 
 
 def _compressed(row: SampleRow) -> SampleRow:
-    return replace(row, versions=[replace(v, picture=_webp(v.picture)) for v in row.versions])
+    return replace(row, versions=[_webp(version) for version in row.versions])
+
+
+def _webp(version: Version) -> Version:
+    written = BytesIO()
+    with Image.open(BytesIO(version.picture.light)) as image:
+        image.convert("RGB").save(written, format="WEBP", quality=QUALITY)
+    return replace(version, picture=replace(version.picture, light=written.getvalue()))
 
 
 def _answers(phases: Sequence[PhaseFacts]) -> Table | None:
