@@ -9,6 +9,9 @@ from snakemake.utils import min_version
 min_version("9.27.1")
 
 
+report: "rules/captions/workflow.rst"
+
+
 include: "rules/config.smk"
 include: "rules/targets.smk"
 include: "rules/prepare_dataset.smk"

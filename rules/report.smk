@@ -15,7 +15,12 @@ rule report:
         metrics=INPUTS.of_phases("metrics.json"),
         launch=INPUTS.of_phases("launch/manifest.json"),
     output:
-        manifest=f"{RESULTS}/report/manifest.json",
+        manifest=report(
+            f"{RESULTS}/report/manifest.json",
+            caption="captions/report.rst",
+            category="Page",
+            labels={"result": "manifest"},
+        ),
     log:
         f"{RESULTS}/logs/report.log",
     benchmark:

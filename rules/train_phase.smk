@@ -14,7 +14,12 @@ rule train_phase:
         cache=INPUTS.phase_cache,
         start=INPUTS.phase_start,
     output:
-        manifest=f"{RESULTS}/{{phase}}/checkpoint/manifest.json",
+        manifest=report(
+            f"{RESULTS}/{{phase}}/checkpoint/manifest.json",
+            caption="captions/checkpoint.rst",
+            category="Training",
+            labels={"phase": "{phase}"},
+        ),
     log:
         f"{RESULTS}/logs/train_phase.{{phase}}.log",
     benchmark:

@@ -12,7 +12,6 @@ from tests.families.texts import asked
 
 from zerotrain.data import dataset_folder
 from zerotrain.data.conversation import TEXTS, Message, conversation
-from zerotrain.evaluation.report_page import PhaseFacts, render_page
 from zerotrain.evaluation.results import ANSWERS, Answer, read_answers
 from zerotrain.evaluation.text import EvaluateSettings, measure_text
 from zerotrain.models.families import load_family
@@ -131,17 +130,3 @@ def test_the_prompt_to_try_is_the_last_question_alone(bases, tmp_path):
     made.write(tmp_path)
     assert made.prompts == ["5+1="]
     assert read_answers(tmp_path / ANSWERS) == [Answer("add\n1+1=\n2\n5+1=", "6", "6")]
-
-
-def test_the_page_shows_wrong_answers_first():
-    """Beside what was expected, escaped; and the code that loads the weights."""
-    answers = [Answer("1+1=", "2", "2"), Answer("<b>", "4", "5")]
-    facts = PhaseFacts(
-        name="one", metrics={"exact_match": 0.5, "perplexity": 1.25}, samples=[], answers=answers,
-        loss=b"", learning_rate=b"", launch=[], weights=Path("results/r/one/weights"),
-        loading="model = load(1 < 2)",
-    )  # fmt: skip
-    page = render_page("r", [], [facts])
-    assert page.index("&lt;b&gt;") < page.index("1+1=")
-    assert "50.0%" in page
-    assert "<pre>model = load(1 &lt; 2)</pre>" in page

@@ -154,6 +154,21 @@ def test_output_keeps_to_quiet_and_verbose(built):
 
 
 @pytest.mark.slow
+def test_snakemakes_own_report_has_captions_and_categories(built):
+    """The page and the checkpoint of each phase; what it is of is the caption of all."""
+    built.must("snakemake", "--cores", "1", "--report", "snakemake.html")
+    text = (built.folder / "snakemake.html").read_text()
+    for words in (
+        "From images or text to exported weights",
+        "results/tiny/report/manifest.json",
+        "The last checkpoint of phase plain",
+        "The last checkpoint of phase offload",
+        '"Training"',
+    ):
+        assert words in text
+
+
+@pytest.mark.slow
 def test_output_of_a_failure_is_the_stages_sentence_its_log_and_a_count(project):
     """No exception of Snakemake's, no command, no list of files."""
     done = project.snakemake("--cores", "1", "base", FAIL="build_base")

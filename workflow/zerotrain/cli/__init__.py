@@ -22,7 +22,7 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         *(start.new, start.check, start.plan, start.sweep, start.fetch),
         *(launch.launch_app, start.data_app),
     ),
-    "Look at what was trained": (weights.sample, weights.generate),
+    "Look at what was trained": (weights.sample, weights.generate, stages.report),
     "Switch and resume": (resume.switch, resume.retrain, resume.restore, groups.progress_app),
     "Export and publish": (weights.export, weights.publish),
     "Inspect and verify": (
@@ -32,7 +32,7 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Called by rules and set-up": (
         *(stages.prepare_dataset, stages.build_base, stages.cache_latents, stages.render_launch),
         *(stages.import_checkpoint, stages.train_phase, stages.export_weights, stages.evaluate),
-        *(stages.report, inspection.build_ops),
+        inspection.build_ops,
     ),
 }
 """The commands by what they are for, in the order of `zerotrain --help`."""

@@ -1,4 +1,4 @@
-"""The commands that the rules call: one per stage, of its name."""
+"""The commands that the rules call, one per stage, of its name; `report` is for people, too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from zerotrain.config.command_options import ConfigFile, folder_option
+from zerotrain.config.command_options import ConfigFile, folder_of, folder_option
+from zerotrain.errors import PipelineError
 
 PhaseName = Annotated[str, typer.Option("--phase", help="Name of the phase.")]
 Dataset = Annotated[Path, folder_option("Dataset folder.")]
@@ -179,13 +180,37 @@ def evaluate(
 
 
 def report(
-    config: ConfigFile,
-    output: Output,
-    phases: Annotated[
-        list[Path], typer.Argument(metavar="PHASE_FOLDER...", help="As results/RUN/PHASE.")
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN|PHASE_FOLDER...",
+            help="A run's name or configuration; the rule names the folders of its phases.",
+        ),
     ],
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The run's config, where several fit."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            parser=folder_of,
+            metavar="PATH",
+            help="HTML file to write; default: results/RUN/report.html. Of the rule: a folder.",
+        ),
+    ] = None,
 ) -> None:
-    """Put grids, curves and metrics of the phases on one page."""
-    from zerotrain.stages.report import report
+    """Put images, curves, costs and origin of a run on one page, also while it trains."""
+    from zerotrain.stages.report import planned_phases, report, report_run
 
-    report(_settings("report", config), phases, output)
+    folders = [Path(place) for place in places]
+    if config is not None and output is not None and all(folder.is_dir() for folder in folders):
+        report(_settings("report", config), folders, output, config, planned_phases(config))
+    elif len(places) == 1:
+        report_run(places[0], config, output)
+    else:
+        raise PipelineError(
+            f"report: {len(places)} names, but a page is about one run",
+            hint="zerotrain report RUN; the rule's form takes --config, --output and the folders "
+            "of all phases of a run",
+        )

@@ -1,8 +1,8 @@
-"""report: a run on one self-contained page."""
+"""report: a run on one self-contained page, for its rule or by hand."""
 
 from __future__ import annotations
 
-import json
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
+from zerotrain.artifact.layout import CONFIGS, RunFolder
 from zerotrain.config.data import ALPACA
-from zerotrain.config.stage_settings import ReportSettings
+from zerotrain.config.read import read_config
+from zerotrain.config.runs import find_config
+from zerotrain.config.stage_settings import LaunchSettings, PlannedRun, ReportSettings
 from zerotrain.config.trackers import ALL, TENSORBOARD
 from zerotrain.data.contact_sheet import draw_sheet, read_pictures
 from zerotrain.data.conversation import read_conversations
@@ -26,67 +27,160 @@ from zerotrain.data.dataset_folder import read_bad
 from zerotrain.data.figures import Section, image_sections, text_sections
 from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
-from zerotrain.evaluation.report_page import PhaseFacts, render_page
-from zerotrain.evaluation.results import ANSWERS, Answer, read_answers, spread
+from zerotrain.evaluation.report.costs import count_costs
+from zerotrain.evaluation.report.facts import PhaseFacts, RunFacts, read_run
+from zerotrain.evaluation.report.forecast import compare_forecasts
+from zerotrain.evaluation.report.health import check_health
+from zerotrain.evaluation.report.lineage import walk_lineage
+from zerotrain.evaluation.report.origin import Sources, trace_origin
+from zerotrain.evaluation.report.page import Page, in_short, render_page
+from zerotrain.evaluation.report.samples import GRID, gather_samples
+from zerotrain.evaluation.results import ANSWERS, spread
 from zerotrain.export.formats.loading_code import loading_code
-from zerotrain.launch.explain import launch_facts
+from zerotrain.launch.planner.forecasts import find_base
+from zerotrain.pipeline.doctor.report import redact
 from zerotrain.pipeline.lineage.facts import source_of
-from zerotrain.state.position import read_position
-from zerotrain.state.ran_on import RanOn
-from zerotrain.training.reporting.grid import cut_rows
 
 KIND = "report"
-GRID = "grid.png"
-POSITION = "checkpoint.json"
+PAGE = "index.html"
 SHEET_SAMPLES = 24
 """Samples on the page's contact sheet, which is a part of the page's size."""
+HOMES = re.compile(r"(?<![\w.])/(?:home|Users)/[^/\s\"':,;)]+")
+"""Home folders of anybody."""
 
 
-def report(settings: ReportSettings, folders: list[Path], output: Path) -> None:
-    """Publish index.html (grid, curves, metrics, launch of each phase), and print the paths.
+def report(
+    settings: ReportSettings,
+    folders: list[Path],
+    output: Path,
+    config: Path | None = None,
+    planned: Mapping[str, PlannedRun] | None = None,
+) -> None:
+    """Publish index.html, and print where the results are.
 
     Args:
         settings: What the stage reads of the configuration.
         folders: Folders of the phases, in order.
         output: Folder to publish.
+        config: The configuration's file, which the page names.
+        planned: What the planner reads of the configuration, by phase; none: no forecast.
 
     Raises:
         PipelineError: a phase has not been evaluated.
     """
-    facts = [_phase(folder, settings) for folder in folders]
-    parents = {
-        folder.name: artifact.read(folder / "evaluation", "evaluation", verify=False)
-        for folder in folders
-    }
-    evaluated = parents[folders[-1].name]
+    facts = read_run(settings.run, folders)
+    for name in [*facts.unmeasured, *facts.later]:
+        folder = next(folder for folder in folders if folder.name == name)
+        artifact.read(folder / "evaluation", "evaluation")  # says what is missing
+    parents = {phase.name: phase.evaluation for phase in facts.phases if phase.evaluation}
     with artifact.publish(output, KIND, parents=parents) as draft:
-        page = render_page(
-            settings.run,
-            _summary(settings, folders[-1]),
-            facts,
-            *_data(settings, evaluated),
-        )
-        (draft.folder / "index.html").write_text(page, encoding="utf-8")
+        page = _render(settings, facts, config, planned or {}, trace=False)
+        (draft.folder / PAGE).write_text(page, encoding="utf-8")
         draft.content = {"run": settings.run, "phases": [folder.name for folder in folders]}
-    last = facts[-1]
+    _print_places(settings, facts, folders, output / PAGE)
+
+
+def report_run(run: str, config: Path | None, output: Path | None) -> None:
+    """Write a page about a run as far as it has come, and print its path.
+
+    Args:
+        run: Its name, or its configuration file.
+        config: The configuration, if several files define the run.
+        output: HTML file to write, or a folder for index.html; default: report.html in the run's
+            folder.
+
+    Raises:
+        PipelineError: no configuration defines the run, or none of its phases has started.
+    """
+    file = find_config(run, config)
+    parsed = read_config(file)
+    results = RunFolder(parsed.run)
+    facts = read_run(parsed.run, [results.phase(phase.name).path for phase in parsed.phases])
+    if not facts.phases:
+        raise PipelineError(
+            f"{results.path}: no phase of the run {parsed.run} has started, so there is nothing to "
+            "report",
+            hint=f"`snakemake --cores all train --configfile {shlex.quote(str(file))}` trains it",
+        )
+    planned = {phase.name: parsed for phase in parsed.phases}
+    page = _render(ReportSettings.of(parsed), facts, file, planned, trace=True)
+    path = output or results.path / "report.html"
+    path = path / PAGE if path.is_dir() else path
+    artifact.write_whole(path, page)
+    print(f"report   {path}")
+
+
+def planned_phases(config: Path) -> dict[str, PlannedRun]:
+    """Return what the planner reads of a configuration, by phase."""
+    run = read_config(config)
+    return {phase.name: LaunchSettings.of(run, phase.name) for phase in run.phases}
+
+
+def _render(
+    settings: ReportSettings,
+    facts: RunFacts,
+    config: Path | None,
+    planned: Mapping[str, PlannedRun],
+    *,
+    trace: bool,
+) -> str:
+    """Return the page; `trace` lets the planner trace models that no plan has traced yet."""
+    nodes = walk_lineage(facts)
+    evaluated = [phase for phase in facts.phases if phase.evaluation]
+    data, sheet = _data(settings, evaluated[-1].evaluation if evaluated else None)
+    sources = Sources(
+        data=data,
+        sheet=sheet,
+        commands=_commands(settings, facts, config),
+        loading={phase.name: _loading(phase, settings) for phase in evaluated},
+    )
+    forecast = compare_forecasts(facts, planned, find_base(settings.run), trace=trace)
+    page = Page(
+        run=settings.run,
+        summary=_summary(settings, facts),
+        in_short=in_short(facts),
+        samples=gather_samples(facts, settings.phases, settings.evaluate, is_text=settings.is_text),
+        health=check_health(facts),
+        cost=count_costs(facts, nodes, forecast),
+        origin=trace_origin(facts, nodes, sources, is_text=settings.is_text),
+    )
+    return render_page(page, hide_places)
+
+
+def hide_places(text: str) -> str:
+    """Remove the project's folder, home folders and likely secrets from a text."""
+    project = str(Path.cwd())
+    if project != "/":
+        text = text.replace(f"{project}/", "")
+    return redact(HOMES.sub("~", redact(text)))
+
+
+def _print_places(
+    settings: ReportSettings, facts: RunFacts, folders: Sequence[Path], page: Path
+) -> None:
+    last = facts.phases[-1]
+    assert last.evaluation is not None
     shown = "answers  " if settings.is_text else "grid     "
-    made = folders[-1] / "evaluation" / (ANSWERS if settings.is_text else GRID)
-    command = use_command(
-        last.weights,
-        evaluated.content,
-        _resolution(settings, last.name),
-        folders[-1] / "evaluation",
-    )
-    if settings.data.prompt_template == ALPACA:
-        command.append("--raw")
+    made = last.folder / "evaluation" / (ANSWERS if settings.is_text else GRID)
     print(
-        f"report   {output / 'index.html'}\n"
-        f"weights  {last.weights}\n"
+        f"report   {page}\n"
+        f"weights  {last.folder / 'weights'}\n"
         f"{shown}{made}\n"
-        f"metrics  {folders[-1] / 'metrics.json'}\n"
+        f"metrics  {last.folder / 'metrics.json'}\n"
         f"curves   {_curves(settings, folders)}\n"
-        f"use it   {shlex.join(command)}"
+        f"use it   {shlex.join(_use_command(settings, last))}"
     )
+
+
+def _use_command(settings: ReportSettings, phase: PhaseFacts) -> list[str]:
+    assert phase.evaluation is not None
+    command = use_command(
+        phase.folder / "weights",
+        phase.evaluation.content,
+        _resolution(settings, phase.name),
+        phase.folder / "evaluation",
+    )
+    return [*command, "--raw"] if settings.data.prompt_template == ALPACA else command
 
 
 def use_command(
@@ -117,86 +211,67 @@ def _resolution(settings: ReportSettings, name: str) -> int | None:
     return None if settings.is_text else resolutions[name]
 
 
-def _curves(settings: ReportSettings, folders: list[Path]) -> str:
+def _curves(settings: ReportSettings, folders: Sequence[Path]) -> str:
     named = {name for phase in settings.phases for name in phase.train.report_to}
     if named & {ALL, TENSORBOARD}:
         return f"tensorboard --logdir {shlex.quote(str(folders[-1].parent))}"
     return str(folders[-1] / "state" / "records" / "metrics.jsonl")
 
 
-def _phase(folder: Path, settings: ReportSettings) -> PhaseFacts:
-    evaluation = artifact.read(folder / "evaluation", "evaluation")
-    launch, metrics = folder / "launch", folder / "metrics.json"
-    if launch.is_dir():  # a phase that was launched by hand has none
-        artifact.read(launch, "launch")
-    if not metrics.is_file():
-        raise PipelineError(
-            f"{metrics}: missing, so phase {folder.name} has not been evaluated",
-            hint="run `snakemake --cores all report`, which evaluates every phase first",
-        )
-    return PhaseFacts(
-        name=folder.name,
-        metrics=json.loads(metrics.read_text()),
-        samples=_samples(evaluation),
-        other_sizes={
-            file.removeprefix("grid-").removesuffix(".png"): _samples(evaluation, file)
-            for file in sorted(evaluation.files)
-            if file.startswith("grid-")
-        },
-        answers=_answers(evaluation),
-        conditioned="conditioning_images" in evaluation.content,
-        loss=evaluation.path("loss.png").read_bytes(),
-        learning_rate=evaluation.path("learning_rate.png").read_bytes(),
-        launch=launch_facts(launch / "run.yaml"),
-        weights=folder / "weights",
-        ran_on=_ran_on(folder / "checkpoint"),
-        loading=loading_code(
-            folder / "weights",
-            settings.family,
-            evaluation.content["prompts"][0],
-            resolution=_resolution(settings, folder.name),
-            max_sequence_length=settings.max_sequence_length,
-            long_captions=settings.long_captions,
-            raw=settings.data.prompt_template == ALPACA,
-            system=evaluation.content.get("systems", [None])[0],
-            images=[
-                (folder / "evaluation" / file).as_posix()
-                for file in evaluation.content.get("conditioning_images", [[]])[0]
-            ]
-            or None,
-        ),
+def _loading(phase: PhaseFacts, settings: ReportSettings) -> str:
+    """Return Python code that loads a phase's weights and asks as its evaluation did."""
+    assert phase.evaluation is not None
+    content = phase.evaluation.content
+    images = content.get("conditioning_images", [[]])[0]
+    return loading_code(
+        phase.folder / "weights",
+        settings.family,
+        content["prompts"][0],
+        resolution=_resolution(settings, phase.name),
+        max_sequence_length=settings.max_sequence_length,
+        long_captions=settings.long_captions,
+        raw=settings.data.prompt_template == ALPACA,
+        system=content.get("systems", [None])[0],
+        images=[(phase.folder / "evaluation" / file).as_posix() for file in images] or None,
     )
 
 
-def _ran_on(checkpoint: Path) -> RanOn | None:
-    """Return what a phase's last steps ran on; None without a checkpoint with a position."""
-    if not artifact.is_published(checkpoint):
-        return None
-    found = artifact.read(checkpoint, "checkpoint", verify=False)
-    return RanOn.of(read_position(found, POSITION)) if POSITION in found.files else None
+def _commands(settings: ReportSettings, facts: RunFacts, config: Path | None) -> list[str]:
+    """Return the commands that make the run again, verify it and use it."""
+    commit, _, dirty = _commit(facts).partition("-")
+    commands = []
+    if commit:
+        note = "  # with local changes, which are in no commit" if dirty else ""
+        commands.append(f"git checkout {commit[:10]}{note}")
+    train = ["snakemake", "--cores", "all", "train"]
+    if config is not None and config != CONFIGS / "config.yaml":
+        train += ["--configfile", str(config)]
+    commands.append(shlex.join(train))
+    if facts.phases and facts.phases[-1].weights:
+        last = facts.phases[-1]
+        commands.append(shlex.join(["zerotrain", "trace", str(last.folder / "weights")]))
+        if last.evaluation:
+            commands.append(shlex.join(_use_command(settings, last)))
+    return commands
 
 
-def _samples(evaluation: Artifact, file: str = GRID) -> list[tuple[str, bytes]]:
-    """Return each prompt with a PNG of its images in a grid; nothing for text."""
-    if file not in evaluation.files:
-        return []
-    prompts = evaluation.content["prompts"]
-    with Image.open(evaluation.path(file), formats=["PNG"]) as grid:
-        rows = cut_rows(grid, len(prompts))
-    return [(prompt, _png(row)) for prompt, row in zip(prompts, rows, strict=True)]
+def _commit(facts: RunFacts) -> str:
+    """Return the commit that trained the last phase, `-dirty` with local changes."""
+    checkpoints = [phase.folder / "checkpoint" for phase in facts.phases]
+    published = [folder for folder in checkpoints if artifact.is_published(folder)]
+    if not published:
+        return ""
+    made_by = source_of(artifact.read(published[-1], "checkpoint", verify=False))
+    return str(made_by.get("commit") or "")
 
 
-def _png(image: Image.Image) -> bytes:
+def _png(image: Any) -> bytes:
     written = BytesIO()
     image.save(written, format="PNG")
     return written.getvalue()
 
 
-def _answers(evaluation: Artifact) -> list[Answer]:
-    return read_answers(evaluation.path(ANSWERS)) if ANSWERS in evaluation.files else []
-
-
-def _summary(settings: ReportSettings, folder: Path) -> list[tuple[str, str]]:
+def _summary(settings: ReportSettings, facts: RunFacts) -> list[tuple[str, str]]:
     evaluate = settings.evaluate
     scale = "default" if evaluate.guidance_scale is None else f"{evaluate.guidance_scale:g}"
     sampling = (
@@ -210,16 +285,17 @@ def _summary(settings: ReportSettings, folder: Path) -> list[tuple[str, str]]:
         ("sampling", "greedy" if settings.is_text else sampling),
         ("report of", f"{datetime.now(UTC):%Y-%m-%d}"),
     ]
-    if artifact.is_published(folder / "checkpoint"):
-        made_by = source_of(artifact.read(folder / "checkpoint", "checkpoint", verify=False))
-        commit, _, dirty = (made_by.get("commit") or "").partition("-")
-        rows += [("commit", commit[:10] + (" with local changes" if dirty else ""))] * bool(commit)
-    return rows
+    commit, _, dirty = _commit(facts).partition("-")
+    return rows + [("commit", commit[:10] + (" with local changes" if dirty else ""))] * bool(
+        commit
+    )
 
 
-def _data(settings: ReportSettings, evaluation: Artifact) -> tuple[list[Section], bytes | None]:
+def _data(
+    settings: ReportSettings, evaluation: Artifact | None
+) -> tuple[list[Section], bytes | None]:
     """Return the figures of the dataset and a contact sheet; nothing if the dataset is gone."""
-    parent = evaluation.parents.get("dataset")
+    parent = evaluation.parents.get("dataset") if evaluation else None
     if parent is None or not artifact.is_published(folder := Path(parent["path"])):
         return [], None
     dataset = artifact.read(folder, DATASET, verify=False)

@@ -1,0 +1,242 @@
+"""What did it cost: time, memory, throughput and disk, with the planner's forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerotrain.artifact.layout import PhaseFolder
+from zerotrain.evaluation.history import RunHistory
+from zerotrain.evaluation.metrics import compare_metrics, format_metric
+from zerotrain.evaluation.report.facts import PhaseFacts, RunFacts
+from zerotrain.evaluation.report.figures import Curve, draw_bars, draw_curves
+from zerotrain.evaluation.report.health import change_steps, points
+from zerotrain.evaluation.report.lineage import Node
+from zerotrain.evaluation.report.parts import Chapter, Missing, Panel, Table
+from zerotrain.evaluation.results import spread
+from zerotrain.machine.host import gib
+
+PARTS = ("data", "forward", "backward", "optimizer", "validation", "save", "other")
+"""Parts of a training's time, in the order of a step."""
+GIB = 2**30
+MEMORY = {"host_bytes": "host, first process", "device_bytes": "device, first process"}
+MOST_LINES = 150
+LEAST_SHARE = 0.01
+"""Smallest share of a folder in the run's bytes that has a bar."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The bytes of a folder."""
+
+    name: str
+    whole: int
+    own: int
+    """Bytes that no folder before it has: the rest are other names of the same files."""
+
+
+def count_costs(facts: RunFacts, nodes: Sequence[Node], forecast: Panel | str) -> Chapter:
+    """Return the chapter about time, memory and disk.
+
+    Args:
+        facts: The run.
+        nodes: Its folders and those that it was made from.
+        forecast: The planner's forecast, or a sentence that says why it is missing.
+    """
+    missing = Missing()
+    panels = [
+        *_resources(facts, missing),
+        *_times(facts, missing),
+        *_memory(facts, missing),
+        *_throughput(facts, missing),
+        *_disk(facts, nodes, missing),
+    ]
+    if isinstance(forecast, str):
+        missing.note(forecast)
+    else:
+        panels.append(forecast)
+    return Chapter(
+        "cost", "What did it cost?", [*panels, *_numbers(facts.history)], missing.sentences
+    )
+
+
+def _resources(facts: RunFacts, missing: Missing) -> Iterator[Panel]:
+    measured = [phase for phase in facts.phases if phase.metrics]
+    split = {f"{part}_seconds" for part in PARTS}  # the next panel has them
+    metrics = [{k: v for k, v in p.metrics.items() if k not in split} for p in measured]
+    rows = compare_metrics(metrics, learned=False)
+    if not rows:
+        missing.note("No evaluation has recorded time or memory.")
+        return
+    head = ["", *(f"phase {phase.name}" for phase in measured)]
+    yield Panel("Time and memory of each phase", table=Table(rows, head, numbers=True))
+
+
+def _times(facts: RunFacts, missing: Missing) -> Iterator[Panel]:
+    timed = [phase for phase in facts.phases if any(_seconds(phase, part) for part in PARTS)]
+    if not timed:
+        missing.note("The time of the parts of a step was not recorded.")
+        return
+    parts = {part: [_seconds(phase, part) for phase in timed] for part in PARTS}
+    parts = {part: values for part, values in parts.items() if any(values)}
+    wholes = [sum(values) for values in zip(*parts.values(), strict=True)]
+    rows = [
+        [part, *(f"{v:.1f} s ({v / whole:.0%})" for v, whole in zip(values, wholes, strict=True))]
+        for part, values in parts.items()
+    ]
+    rows.append(["in all", *(f"{whole:.1f} s" for whole in wholes)])
+    text = [_describe_split(phase, parts, number) for number, phase in enumerate(timed)]
+    alt = "Seconds of each part of the training time, for each phase"
+    picture = draw_bars(alt, "seconds", [phase.name for phase in timed], parts)
+    head = ["part of a step", *(f"phase {phase.name}" for phase in timed)]
+    table = Table(rows, head, numbers=True)
+    yield Panel("Where the time went", text, picture, table)
+
+
+def _describe_split(phase: PhaseFacts, parts: dict[str, list[float]], number: int) -> str:
+    whole = sum(values[number] for values in parts.values())
+    part, most = max(((p, values[number]) for p, values in parts.items()), key=lambda one: one[1])
+    return (
+        f"{phase.name} trained for {format_metric('_seconds', whole)}, of which {part} "
+        f"took {most / whole:.0%}."
+    )
+
+
+def _seconds(phase: PhaseFacts, part: str) -> float:
+    return float(phase.metrics.get(f"{part}_seconds", 0.0))
+
+
+def _memory(facts: RunFacts, missing: Missing) -> Iterator[Panel]:
+    history = facts.history
+    curves = []
+    for key, label in MEMORY.items():
+        found = [(step, value / GIB) for step, value in points(history, key)]
+        if any(value for _, value in found):
+            curves.append(Curve(label, found))
+    if not curves:
+        missing.note("The log has no memory.")
+        return
+    several = [p.name for p in facts.phases if p.launch and p.launch.launch.num_processes > 1]
+    text = [
+        f"{curve.label}: at most {max(value for _, value in curve.points):.2f} GiB, at step "
+        f"{max(curve.points, key=lambda point: point[1])[0]:,}."
+        for curve in curves
+    ]
+    text.append(
+        "Host memory is resident, with libraries; device memory is that of tensors. The log has "
+        "the first process"
+        + (
+            f"; {', '.join(several)} had several, whose peaks are in the table above."
+            if several
+            else "."
+        )
+    )
+    alt = "Memory of the first process over the steps of all phases"
+    picture = draw_curves(alt, "GiB", curves, history.spans, change_steps(facts), bottom=0)
+    yield Panel("Memory", text, picture)
+
+
+def _throughput(facts: RunFacts, missing: Missing) -> Iterator[Panel]:
+    history = facts.history
+    rates = points(history, "samples_per_second")
+    if not rates:
+        missing.note("The log has no throughput.")
+        return
+    text = []
+    for span in history.spans:
+        own = [v for name, _, v in history.series("samples_per_second") if name == span.phase]
+        if own:
+            middle = sorted(own)[len(own) // 2]
+            text.append(
+                f"{span.phase}: {middle:.4g} samples per second in the middle line of the log, "
+                f"{min(own):.4g} to {max(own):.4g} over all lines."
+            )
+    curve = Curve("samples per second", rates)
+    alt = "Samples per second over the steps of all phases"
+    picture = draw_curves(
+        alt, "samples per second", [curve], history.spans, change_steps(facts), bottom=0
+    )
+    yield Panel("Throughput", text, picture)
+
+
+def _disk(facts: RunFacts, nodes: Sequence[Node], missing: Missing) -> Iterator[Panel]:
+    folders = {node.path.as_posix(): node.path for node in nodes if node.artifact}
+    for phase in facts.phases:
+        progress = PhaseFolder(phase.folder).progress
+        if progress.is_dir():
+            folders[progress.as_posix()] = progress
+    if not folders:
+        missing.note("No folder of the run is here.")
+        return
+    taken = measure_disk(folders)
+    whole = sum(one.own for one in taken)
+    text = [f"{gib(whole)} in all."]
+    if any(one.own < one.whole for one in taken):
+        text.append(
+            "A checkpoint and the newest rolling one in progress/ are two names of the same files "
+            "(hard links), which are counted once."
+        )
+    alt = "Bytes on disk of each folder"
+    rows = [[one.name, gib(one.own), gib(one.whole)] for one in taken]
+    unit, name = (GIB, "GiB") if whole >= GIB else (2**20, "MiB")
+    large = [one for one in taken if one.own >= LEAST_SHARE * whole]
+    bars = {"": [one.own / unit for one in large]}
+    picture = draw_bars(alt, name, [_short(one.name) for one in large], bars)
+    table = Table(rows, ["folder", "adds", "size of its files"], numbers=True)
+    yield Panel("Disk", text, picture, table)
+
+
+def measure_disk(folders: dict[str, Path]) -> list[Taken]:
+    """Return the bytes of folders by their names; a file with several names is counted once.
+
+    A cache in a dataset's folder is not counted to the dataset.
+    """
+    seen: set[tuple[int, int]] = set()
+    roots = set(folders.values())
+    return [_measure(name, folder, roots - {folder}, seen) for name, folder in folders.items()]
+
+
+def _measure(name: str, folder: Path, others: set[Path], seen: set[tuple[int, int]]) -> Taken:
+    whole = own = 0
+    waiting = [folder]
+    while waiting:
+        for path in waiting.pop().iterdir():
+            if path.is_symlink():
+                continue
+            if path.is_dir():
+                waiting += [] if path in others else [path]
+                continue
+            found = path.stat()
+            whole += found.st_size
+            if (found.st_dev, found.st_ino) not in seen:
+                seen.add((found.st_dev, found.st_ino))
+                own += found.st_size
+    return Taken(name, whole, own)
+
+
+def _short(name: str) -> str:
+    """Return the last two parts of a path."""
+    return "/".join(Path(name).parts[-2:])
+
+
+def _numbers(history: RunHistory) -> Iterator[Panel]:
+    keys = [key for key in ("seconds", "samples_per_second", *MEMORY) if points(history, key)]
+    lines = [line for line in history.steps if any(key in line for key in keys)]
+    if not lines:
+        return
+    parts = [f"seconds_{part}" for part in PARTS if points(history, f"seconds_{part}")]
+    shown = spread(lines, MOST_LINES)
+    rows = [
+        [line["phase"], f"{line['step']}", *(_number(line.get(key)) for key in [*keys, *parts])]
+        for line in shown
+    ]
+    text = f"{len(shown):,} of the {len(lines):,} lines of the log; parts are seconds of a step."
+    table = Table(rows, ["phase", "step", *keys, *parts], numbers=True)
+    yield Panel("The numbers of these curves", [text], table=table, shown=False)
+
+
+def _number(value: object) -> str:
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.6g}" if isinstance(value, float) else ""

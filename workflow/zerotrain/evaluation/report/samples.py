@@ -1,0 +1,268 @@
+"""Did it learn: the same prompts and seeds before, during and after the training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PIL import Image
+
+from zerotrain.artifact.layout import PhaseFolder
+from zerotrain.evaluation.metrics import compare_metrics
+from zerotrain.evaluation.report.facts import PhaseFacts, RunFacts
+from zerotrain.evaluation.report.parts import Missing, Panel, Picture, Table
+from zerotrain.evaluation.results import ANSWERS, Answer, read_answers
+from zerotrain.training.reporting.grid import cut_rows
+
+if TYPE_CHECKING:
+    from zerotrain.config.models import EvaluateConfig, Phase
+
+GRID, STEPS = "grid.png", "steps.png"
+MOST_ANSWERS = 50
+MOST_BYTES = 2_000_000
+"""Bytes of all samples beyond which they are compressed with loss."""
+QUALITY = 80
+SAMPLING = ("images_per_prompt", "num_inference_steps", "guidance_scale", "scheduler")
+"""Values that a validation and an evaluation share if they make the same images."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """The images that one set of weights makes of a prompt."""
+
+    label: str
+    picture: Picture
+    size: tuple[int, int]
+    """Width and height in pixels."""
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """A prompt with its images by different weights."""
+
+    prompt: str
+    versions: Sequence[Version]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Prompts with their images of one size."""
+
+    size: str
+    """As 1216x832; empty for squares."""
+    rows: Sequence[SampleRow]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The first chapter."""
+
+    grids: Sequence[Grid]
+    over_steps: Sequence[Version]
+    """The grid of each phase that made images while it trained."""
+    answers: Table | None
+    """For text: prompts with what was expected and what each phase generated."""
+    metrics: Table
+    conditioned: bool
+    """Whether rows start with conditioning images."""
+    compressed: bool
+    missing: Sequence[str]
+
+
+def gather_samples(
+    facts: RunFacts, phases: Sequence[Phase], evaluate: EvaluateConfig, *, is_text: bool
+) -> Samples:
+    """Gather the samples of a run.
+
+    Args:
+        facts: What its folders have.
+        phases: Its phases in the configuration, in order.
+        evaluate: How images are made.
+        is_text: Whether it trains a language model.
+    """
+    missing = Missing()
+    _note_missing(facts, missing)
+    evaluated = [phase for phase in facts.phases if phase.evaluation]
+    last = evaluated[-1] if evaluated else None
+    grids: list[Grid] = []
+    over_steps: list[Version] = []
+    answers = None
+    if is_text:
+        answers = _answers(evaluated)
+    elif last is not None:
+        base = _baseline(phases, facts.phases, evaluate)
+        if not base:
+            missing.note(
+                "There are no images of the base model: a validation of the first phase with the "
+                "prompts and the sampler of `evaluate` makes them before the first step."
+            )
+        grids = [_grid(size, evaluated, base) for size in _sizes(last)]
+        over_steps = list(_over_steps(facts.phases))
+    grids, over_steps, compressed = _compress(grids, over_steps)
+    rows = compare_metrics([phase.metrics for phase in evaluated], learned=True)
+    return Samples(
+        grids=grids,
+        over_steps=over_steps,
+        answers=answers,
+        metrics=Table(rows, ["", *(_label(phase) for phase in evaluated)], numbers=True),
+        conditioned=last is not None
+        and last.evaluation is not None
+        and "conditioning_images" in last.evaluation.content,
+        compressed=compressed,
+        missing=missing.sentences,
+    )
+
+
+def summarise(samples: Samples) -> Panel:
+    """Return the metrics that say what was learned."""
+    return Panel("What the evaluation measured", table=samples.metrics)
+
+
+def _note_missing(facts: RunFacts, missing: Missing) -> None:
+    for name in facts.unmeasured:
+        missing.note(f"Phase {name} has not been evaluated.")
+    for name in facts.later:
+        missing.note(f"Phase {name} has not started.")
+    averaged = [phase.name for phase in facts.phases if phase.averaged]
+    if averaged:
+        both = bool(facts.history.series("val_loss_ema"))
+        missing.note(
+            f"The weights of {_list(averaged)} are averaged ones (EMA), and are what is shown; no "
+            "images are made of the weights without averaging."
+            + (" The curves compare their losses." if both else "")
+        )
+
+
+def _label(phase: PhaseFacts) -> str:
+    return f"{phase.name} (EMA)" if phase.averaged else phase.name
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1]
+
+
+def _sizes(phase: PhaseFacts) -> list[str]:
+    """Return the names of an evaluation's grids."""
+    assert phase.evaluation is not None
+    files = sorted(phase.evaluation.files)
+    own = [file[5:-4] for file in files if file.startswith("grid-") and file.endswith(".png")]
+    return ([""] if GRID in files else []) + own
+
+
+def _grid(size: str, phases: Sequence[PhaseFacts], base: Mapping[str, Version]) -> Grid:
+    found: dict[str, list[Version]] = {}
+    if not size:
+        prompts = {prompt for phase in phases for prompt in phase.prompts}
+        found = {prompt: [version] for prompt, version in base.items() if prompt in prompts}
+    for phase in phases:
+        assert phase.evaluation is not None
+        file = f"grid-{size}.png" if size else GRID
+        if file in phase.evaluation.files:
+            path = phase.evaluation.path(file)
+            for prompt, image in _rows(path, phase.prompts):
+                version = _version(_label(phase), prompt, image)
+                found.setdefault(prompt, []).append(version)
+    # In the order of the last evaluation, whose prompts are the configuration's.
+    order = list(dict.fromkeys([*phases[-1].prompts, *found]))
+    rows = [SampleRow(prompt, found[prompt]) for prompt in order if prompt in found]
+    return Grid(size, rows)
+
+
+def _rows(path: Path, prompts: Sequence[str]) -> list[tuple[str, Image.Image]]:
+    with Image.open(path, formats=["PNG"]) as grid:
+        return list(zip(prompts, cut_rows(grid, len(prompts)), strict=True)) if prompts else []
+
+
+def _baseline(
+    phases: Sequence[Phase], facts: Sequence[PhaseFacts], evaluate: EvaluateConfig
+) -> dict[str, Version]:
+    """Return images of the weights before the first step by their prompts; empty without any."""
+    if not facts or facts[0].name != phases[0].name or facts[0].launch is None:
+        return {}
+    validation = phases[0].validation
+    if validation is None or any(
+        getattr(validation, key) != getattr(evaluate, key) for key in SAMPLING
+    ):
+        return {}
+    step = facts[0].launch.derived.start_step
+    path = PhaseFolder(facts[0].folder).progress / "samples" / f"step-{step:08d}.png"
+    if not path.is_file():
+        return {}
+    prompts = [one if isinstance(one, str) else one[0] for one in validation.asked]
+    label = "base model" if step == 0 else f"before step {step + 1:,}"
+    return {prompt: _version(label, prompt, image) for prompt, image in _rows(path, prompts)}
+
+
+def _over_steps(facts: Sequence[PhaseFacts]) -> Iterator[Version]:
+    """Yield the grids that phases made while they trained, a column for each validation."""
+    for phase in facts:
+        path = PhaseFolder(phase.folder).progress / "samples" / STEPS
+        if path.is_file():
+            with Image.open(path, formats=["PNG"]) as image:
+                alt = f"The first image of each prompt from step to step of phase {phase.name}"
+                picture = Picture(alt, _png(image))
+                yield Version(phase.name, picture, image.size)
+
+
+def _version(label: str, prompt: str, image: Image.Image) -> Version:
+    alt = f"Images of {prompt or 'the empty prompt'!r} by {label}"
+    return Version(label, Picture(alt, _png(image)), image.size)
+
+
+def _png(image: Image.Image) -> bytes:
+    written = BytesIO()
+    image.save(written, format="PNG", optimize=True)
+    return written.getvalue()
+
+
+def _compress(
+    grids: list[Grid], over_steps: list[Version]
+) -> tuple[list[Grid], list[Version], bool]:
+    """Compress the pictures if they are large."""
+    rows = [row for grid in grids for row in grid.rows]
+    versions = [*over_steps, *(version for row in rows for version in row.versions)]
+    if sum(len(version.picture.light) for version in versions) <= MOST_BYTES:
+        return grids, over_steps, False
+    smaller = [replace(grid, rows=[_compressed(row) for row in grid.rows]) for grid in grids]
+    return smaller, [_webp(version) for version in over_steps], True
+
+
+def _compressed(row: SampleRow) -> SampleRow:
+    return replace(row, versions=[_webp(version) for version in row.versions])
+
+
+def _webp(version: Version) -> Version:
+    written = BytesIO()
+    with Image.open(BytesIO(version.picture.light)) as image:
+        image.convert("RGB").save(written, format="WEBP", quality=QUALITY)
+    return replace(version, picture=replace(version.picture, light=written.getvalue()))
+
+
+def _answers(phases: Sequence[PhaseFacts]) -> Table | None:
+    """Return prompts with the answers of each phase, wrong ones of the last phase first."""
+    found: dict[str, Sequence[Answer]] = {}
+    for phase in phases:
+        assert phase.evaluation is not None
+        if ANSWERS in phase.evaluation.files:
+            found[phase.name] = read_answers(phase.evaluation.path(ANSWERS))
+    if not found:
+        return None
+    last = next(reversed(found.values()))
+    wrong = [answer for answer in last if answer.expected not in (None, answer.generated)]
+    right = [answer for answer in last if answer.expected in (None, answer.generated)]
+    by_phase = {
+        name: {(one.prompt, one.expected): one.generated for one in answers}
+        for name, answers in found.items()
+    }
+    rows = [
+        [
+            one.prompt,
+            one.expected or "",
+            *(by_phase[name].get((one.prompt, one.expected), "") for name in found),
+        ]
+        for one in [*wrong, *right][:MOST_ANSWERS]
+    ]
+    return Table(rows, ["prompt", "expected", *(f"phase {name}" for name in found)])
