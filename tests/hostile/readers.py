@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -26,6 +26,10 @@ from zerotrain.pipeline.lineage import report
 from zerotrain.pipeline.lineage.walk import trace
 from zerotrain.state.external import open_external
 from zerotrain.state.position import read_position
+from zerotrain.training.process import lock
+from zerotrain.training.process.ending import ExitRecord, read_exit_codes, read_exit_record
+from zerotrain.training.process.lock_owner import this_process
+from zerotrain.training.reporting import heartbeat
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,6 +60,47 @@ def _read_config(_: Path, file: Path) -> None:
 
 def _write_run_yaml(folder: Path) -> None:
     write_run_yaml(make_phase("zero2_offload"), folder / "run.yaml")
+
+
+def _read_run_yaml(_: Path, file: Path) -> None:
+    phase = read_run_yaml(file)
+    phase.numbers(), phase.rounding(), list(phase.explain())
+    assert phase.derived.until_step - phase.derived.start_step is not None
+
+
+def _write_lock(folder: Path) -> None:
+    # A name as JSON files have it, for which more kinds of damage are known.
+    (folder / "lock.json").write_text(json.dumps(asdict(this_process(120))))
+
+
+def _read_lock(folder: Path, file: Path) -> None:
+    file.rename(folder / lock.LOCK)
+    if owner := lock.read_owner(folder):
+        lock.is_alive(folder, owner)
+        assert lock.describe(folder, owner).startswith(f"pid {owner.pid} on ")
+
+
+def _write_report(folder: Path) -> None:
+    (folder / heartbeat.RANKS).mkdir()
+    status = heartbeat.RankStatus(0, "n1", 17, 1.0, 3, "a.py:1 (f)", False, 0.5, 9.0)
+    (folder / heartbeat.RANKS / "00000.json").write_text(json.dumps(asdict(status)))
+
+
+def _read_report(folder: Path, _: Path) -> None:
+    heartbeat.describe_hang(folder, 10.0)
+    heartbeat.describe_past_hang(folder)
+
+
+def _write_ending(folder: Path) -> None:
+    record = ExitRecord(85, "stopped", "start again", "device_memory", {"total": 1})
+    (folder / "exit.json").write_text(json.dumps(asdict(record)))
+    (folder / "ended-0.json").write_text('{"0": -9, "1": 1}')
+
+
+def _read_ending(folder: Path, _: Path) -> None:
+    if found := read_exit_record(folder):
+        assert (type(found.code), type(found.reason)) == (int, str)
+    assert all(type(code) is int for code in read_exit_codes(folder).values())
 
 
 def _write_checkpoint(folder: Path) -> None:
@@ -134,7 +179,10 @@ def _read_lineage(folder: Path, _: Path) -> None:
 
 READERS: dict[str, Reader] = {
     "configuration": Reader(_copy("config/config.yaml", "config/sums.yaml"), _read_config),
-    "run.yaml": Reader(_write_run_yaml, lambda _, file: read_run_yaml(file)),
+    "run.yaml": Reader(_write_run_yaml, _read_run_yaml),
+    "lock": Reader(_write_lock, _read_lock),
+    "report of a process": Reader(_write_report, _read_report),
+    "record of an ending": Reader(_write_ending, _read_ending),
     "checkpoint": Reader(_write_checkpoint, _read_checkpoint, "**/*.json"),
     "safetensors": Reader(_write_header, lambda _, file: read_header(file)),
     "base": Reader(_write_base, _read_base),

@@ -17,6 +17,7 @@ from zerotrain.config.scalar import scalar
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.settings import nest_keys
+from zerotrain.launch.value_types import check_types
 
 DAMAGE = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """What reading raises where a value of another type is in some place."""
@@ -49,12 +50,14 @@ def read_run_yaml(path: Path) -> ResolvedPhase:
     """
     content = path.read_bytes()
     try:
-        document = yaml.load(content.decode("utf-8"), Loader=yaml.CSafeLoader)
-        entries = dict(_entries(document))
-        return ResolvedPhase.from_values(
-            nest_keys({name: entry["value"] for name, entry in entries.items()}),
-            {name: (e["source"], e.get("reason", "")) for name, e in entries.items()},
+        entries = dict(_entries(_load(content.decode("utf-8"))))
+        values = nest_keys({name: entry["value"] for name, entry in entries.items()})
+        check_types(values)
+        phase = ResolvedPhase.from_values(
+            values, {name: (e["source"], e.get("reason", "")) for name, e in entries.items()}
         )
+        phase.values()  # no key is missing
+        return phase
     except DAMAGE as error:
         first = str(error).strip().partition("\n")[0]
         raise PipelineError(
@@ -63,9 +66,19 @@ def read_run_yaml(path: Path) -> ResolvedPhase:
         ) from error
 
 
+def _load(text: str) -> Any:
+    """Parse a file without aliases, of which a short one can name a document of any size."""
+    loader = yaml.CSafeLoader
+    if "&" in text and any(isinstance(one, yaml.AliasEvent) for one in yaml.parse(text, loader)):
+        raise ValueError("it has YAML aliases")
+    return yaml.load(text, loader)
+
+
 def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the entries by dotted name."""
     for key, value in section.items():
+        if not isinstance(key, str):
+            raise TypeError(f"the key {key!r} is no text")
         if "source" in value and value.keys() <= {"value", "source", "reason"}:
             yield f"{prefix}{key}", value
         else:
