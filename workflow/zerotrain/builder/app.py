@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -12,21 +14,31 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 
-from zerotrain.builder import start
+from zerotrain.builder import build, start
+from zerotrain.builder.build import Looks
 from zerotrain.builder.pages import page, refusal
 from zerotrain.builder.security import HEADERS, Guard
 from zerotrain.builder.settings import BuilderSettings
+from zerotrain.builder.traces import Traces
 from zerotrain.errors import PipelineError
 
 STATIC = Path(__file__).with_name("static")
-MODULES = (start,)
+MODULES = (start, build)
 """Modules with `routes`, in the order in which they are looked through."""
 
 
 def create_app(settings: BuilderSettings) -> Starlette:
     """Return the application; the project is the working directory, as of every command."""
     routes: list[BaseRoute] = [route for module in MODULES for route in module.routes]
+    traces = Traces()
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        traces.close()
+
     app = Starlette(
+        lifespan=lifespan,
         routes=[*routes, Mount("/static", StaticFiles(directory=STATIC))],
         middleware=[Middleware(Guard, settings=settings)],
         exception_handlers={
@@ -35,7 +47,7 @@ def create_app(settings: BuilderSettings) -> Starlette:
             Exception: _fault,
         },
     )
-    app.state.settings = settings
+    app.state.settings, app.state.looks = settings, Looks(traces)
     return app
 
 

@@ -29,7 +29,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Of every answer. No script and no style stands in a page, so an injected one does not run."""
+"""Of every answer. A page has no script and no style of its own, so an injected one does not run."""
 
 
 class Guard:
@@ -43,7 +43,7 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":  # a page may open a WebSocket to any site; there is none here
+        if scope["type"] != "http":  # a WebSocket, which no page here opens
             return
         guarded = _with_headers(send, reading=scope["path"].startswith("/static/"))
         if (answer := self._refuse(scope)) is not None:

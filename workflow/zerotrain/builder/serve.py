@@ -59,6 +59,7 @@ def _listen(settings: BuilderSettings) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((settings.host, settings.port))
+        listening.listen()  # a browser may open the address as soon as it is printed
     except OSError as error:
         listening.close()
         raise PipelineError(

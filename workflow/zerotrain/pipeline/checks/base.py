@@ -89,6 +89,12 @@ def describe_dependency(run: RunConfig) -> str | None:
     )
 
 
+def forget_bases() -> None:
+    """Look again at bases that were checked."""
+    _problems_of_base.cache_clear()
+    _parameter_names.cache_clear()
+
+
 def find_base_folder(run: RunConfig) -> Path | None:
     """Return the folder of a run's base, built or named, if it is on this disk."""
     if _is_made(run):
