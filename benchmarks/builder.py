@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from http.client import HTTPConnection
 from urllib.parse import urlencode
 
@@ -29,7 +30,7 @@ START = {
     "from": "config/sdxl-full-24gb.yaml", "machine.gpu": "RTX 4090",
     "machine.host_memory": "64 GiB",
 }  # fmt: skip
-KINDS = {
+KINDS: dict[str, tuple[str, Callable[[int], str]]] = {
     "learning rate": ("train.learning_rate", lambda n: f"{1 + n / 1000}e-5"),
     "bucket": (
         "launch.deepspeed.zero_optimization.reduce_bucket_size",

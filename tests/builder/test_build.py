@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
 from starlette.testclient import TestClient
@@ -66,6 +67,17 @@ def test_a_change_is_marked_in_each_file(client: TestClient, traced: None) -> No
     assert "<mark>" not in reloaded.text
 
 
+def test_a_key_that_was_removed_is_marked_when_it_returns(client: TestClient, traced: None) -> None:
+    """An empty field removes a key of the file that the form began with."""
+    answer = change(client, {"from": FULL, "train.snr_gamma": "", "train.lr_warmup_steps": ""})
+    assert "<mark>" not in answer.text
+    assert "  lr_warmup_steps" not in answer.text
+    before = {"from": FULL, "train.lr_warmup_steps": ""}
+    answer = change(client, before, train__lr_warmup_steps="100")
+    assert "<mark>  lr_warmup_steps: 100</mark>" in answer.text
+    assert answer.headers["hx-replace-url"] == f"/build?{urlencode({'from': FULL})}"
+
+
 def test_the_page_says_what_fits_and_how_long_it_takes(client: TestClient, traced: None) -> None:
     """For each preset, with its numbers as text next to the bar."""
     text = client.get("/build", params={"from": FULL, **CARD}).text
@@ -106,6 +118,40 @@ def test_a_mistake_stands_next_to_its_field(
     assert wrong(client.post("/build", data=good).text, field) == ""
 
 
+def test_another_family_has_its_own_form(client: TestClient, traced: None) -> None:
+    """With its own base and size, and what was chosen of launch and machine."""
+    before = {"family": "sdxl", **CARD}
+    answer = change(client, before, family="causal_lm", launch__preset="zero2", base="x")
+    page = client.get(answer.headers["hx-redirect"]).text
+    assert 'name="train.max_length"' in page
+    assert 'name="train.resolution"' not in page
+    assert 'name="base" value="Qwen/Qwen2.5-7B"' in page
+    assert '<option value="zero2" selected>' in page
+    assert 'name="machine.gpu" value="RTX 4090"' in page
+
+
+def test_values_of_each_phase_are_kept_when_another_is_shown(
+    client: TestClient, traced: None
+) -> None:
+    """There and back, and in what is written."""
+    before = {"from": "config/config.yaml"}
+    answer = change(client, before, phase="offload", train__learning_rate="3e-3")
+    address = answer.headers["hx-redirect"]
+    shown = client.get(address)
+    assert 'name="train.learning_rate" value="3e-3"' not in shown.text
+    assert "learning_rate: 0.003" in shown.text
+    there = dict(parse_qsl(urlsplit(address).query))
+    back = client.post(
+        "/build",
+        data={**there, "train.learning_rate": "4e-3", "phase": "plain"},
+        headers={"HX-Current-URL": str(shown.url)},
+    ).headers["hx-redirect"]
+    text = client.get(back).text
+    assert 'name="train.learning_rate" value="3e-3"' in text
+    assert "learning_rate: 0.003" in text
+    assert "learning_rate: 0.004" in text
+
+
 def test_html_and_controls_in_names_are_text(
     client: TestClient, project: Path, traced: None
 ) -> None:
@@ -135,6 +181,13 @@ def test_html_and_controls_in_names_are_text(
         ("runs: [a.yaml]", "it is no configuration of one run with phases"),
         ("run: a\nphases: [1]", "it is no configuration of one run with phases"),
         ("\x00\x01", "config/x.yaml"),
+        (
+            "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1},' * 9}]\n" for n in range(1, 9)),
+            "its aliases repeat more than 100,000 values",
+        ),
+        ("a: &a [*a]", "the alias *a contains itself"),
+        ("a: " + "[" * 100, "nested more than 50 deep"),
+        ("#" * 300_000, "it is larger than 256 KiB"),
     ],
 )
 def test_a_hostile_configuration_is_a_sentence(

@@ -48,14 +48,14 @@ class Shown:
     problems: Mapping[str, list[Problem]]
 
 
-def look(draft: Draft, traces: Traces) -> Shown:
-    """Return what the page shows of a draft."""
+def look(draft: Draft, traces: Traces, *, begin: bool = True) -> Shown:
+    """Return what the page shows of a draft; `begin`: make a trace that it needs."""
     problems, run = list(draft.problems), draft.run
     found, curve, files = None, None, list[Preview]()
     if run is not None:
         resolved: PipelineError | None = None
         try:
-            found = forecast(draft, run, traces)
+            found = forecast(draft, run, traces, begin=begin)
         except PipelineError as error:
             problems.append(Problem(error.what, error.hint))
         try:
@@ -127,12 +127,12 @@ class Looks:
         self.traces = traces
         self._seen: dict[str, Shown] = {}
 
-    def at(self, draft: Draft) -> Shown:
+    def at(self, draft: Draft, *, begin: bool = True) -> Shown:
         """Return what the page shows of a draft; what can change by itself is looked at again."""
         edited = draft.start.stat().st_mtime_ns if draft.start else 0
         key = f"{edited} {urlencode(sorted(draft.query.items()))}"
         if (found := self._seen.get(key)) is None:
-            found = look(draft, self.traces)
+            found = look(draft, self.traces, begin=begin)
             if len(self._seen) >= MOST:
                 self._seen.pop(next(iter(self._seen)), None)
             if found.forecast is None or found.forecast.pending is None:
@@ -156,20 +156,41 @@ def show(request: Request) -> Response:
 async def update(request: Request) -> Response:
     """Answer a change of the form with what it changes on the page."""
     form = {key: str(value) for key, value in (await request.form()).items()}
-    before = dict(parse_qsl(urlsplit(request.headers.get("hx-current-url", "")).query))
+    shown = request.headers.get("hx-current-url")
+    before = form if shown is None else dict(parse_qsl(urlsplit(shown).query, True))
     return await run_in_threadpool(_answer, request.app.state.looks, form, before)
 
 
 def _answer(looks: Looks, form: Mapping[str, str], before: Mapping[str, str]) -> Response:
-    draft = read_draft(form)
-    shown = looks.at(draft)
     try:
-        old = looks.at(read_draft(before)).previews
+        earlier = read_draft(before)
     except PipelineError:  # the address is not one of this page
-        old = shown.previews
+        earlier = read_draft(form)
+    if (address := _other_form(earlier, form)) is not None:
+        return Response(headers={"HX-Redirect": f"/build?{urlencode(address)}"})
+    draft = read_draft(form)
+    shown, old = looks.at(draft), looks.at(earlier, begin=False).previews
     answer = page("result", {**_values(shown, old), "is_change": True})
     answer.headers["HX-Replace-Url"] = f"/build?{urlencode(draft.query)}"
     return answer
+
+
+def _other_form(earlier: Draft, form: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the address of a form with other controls, if a change asks for one.
+
+    Another family has its own base, data and size. Another phase has its own values, and those of
+    the one that was shown are kept.
+    """
+    family = form.get("family", earlier.family)
+    if family != earlier.family:
+        draft = read_draft({**form, "family": earlier.family})
+        own = () if draft.start else ("base", "data.", "train.resolution", "train.max_length")
+        kept = {key: text for key, text in draft.query.items() if not key.startswith(own)}
+        return {**kept, "family": family}
+    phase = form.get("phase", earlier.phase)
+    if phase != earlier.phase and phase in earlier.phases:
+        return read_draft({**form, "phase": earlier.phase}).at_phase(phase)
+    return None
 
 
 def _values(shown: Shown, before: list[Preview]) -> dict[str, object]:

@@ -51,7 +51,6 @@ class Control:
         about: The key's documentation.
         default: What holds where nothing is given, as text; empty if that varies.
         choices: Values to choose from; of a text, suggestions.
-        reloads: Whether other controls depend on it, so that the whole page is made again.
     """
 
     name: str
@@ -59,7 +58,6 @@ class Control:
     about: str
     default: str = ""
     choices: tuple[str, ...] = ()
-    reloads: bool = False
 
     @property
     def label(self) -> str:
@@ -168,7 +166,7 @@ def _control(section: str, key: str) -> Control:
         kind = "number"
     name = f"{section}.{key}" if section else key
     about = plain(field.description or "")
-    return Control(name, kind, about, default, choices, reloads=name == "data.source")
+    return Control(name, kind, about, default, choices)
 
 
 def _names_values(metadata: object) -> TypeGuard[WithJsonSchema]:
@@ -188,7 +186,7 @@ def _plain_types(annotation: Any) -> list[Any]:
 
 def _family() -> Control:
     about = plain(RunConfig.model_fields["family"].description or "")
-    return Control("family", "choice", about, "sdxl", tuple(FAMILIES), reloads=True)
+    return Control("family", "choice", about, "sdxl", tuple(FAMILIES))
 
 
 def _base(family: str) -> Control:

@@ -17,6 +17,7 @@ import yaml
 
 from zerotrain.builder.controls import Control, all_controls, written
 from zerotrain.builder.places import configuration_file
+from zerotrain.config.expansion import check_expansion
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
 from zerotrain.config.problems import InvalidConfigError, Problem
 from zerotrain.config.read import expand_phases, load_config, parse_config
@@ -39,6 +40,12 @@ NEW: dict[str, Any] = {
 NEW_TEXT: dict[str, Any] = {
     "data": {"source": "text", "path": "data/text.jsonl"}, "train": {"max_length": 512},
 }  # fmt: skip
+MOST_BYTES = 256 * 1024
+"""Size of a configuration file."""
+OTHER = "other/"
+"""Before the name of a phase that is not shown, and of its control, in a form."""
+OF_PHASE = ("phase.", "train.", "launch.")
+"""Beginnings of the controls whose values a phase has."""
 BASES = {
     "sdxl": "stabilityai/stable-diffusion-xl-base-1.0",
     "sd3": "stabilityai/stable-diffusion-3-medium-diffusers",
@@ -75,6 +82,7 @@ class Draft:
         given: The form's values that differ from the start's, by their controls.
         changes: The same as places in the file.
         machine: The machine that is planned for: gpu, device_memory, host_memory.
+        others: Values of the other phases, by OTHER, the phase's name and the control.
     """
 
     start: Path | None
@@ -84,6 +92,7 @@ class Draft:
     given: Mapping[str, str]
     changes: tuple[Change, ...]
     machine: Mapping[str, str]
+    others: Mapping[str, str]
 
     @property
     def source(self) -> str:
@@ -112,7 +121,17 @@ class Draft:
         start = {"from": str(self.start)} if self.start else {}
         shown = {"phase": self.phase} if self.index else {}
         machine = {f"machine.{key}": value for key, value in self.machine.items() if value}
-        return {**start, **shown, **self.given, **machine}
+        return {**start, **shown, **self.given, **self.others, **machine}
+
+    def at_phase(self, name: str) -> dict[str, str]:
+        """Return what an address needs to hold this draft with another of its phases shown."""
+        moved = {key for key in self.given if key.startswith(OF_PHASE)}
+        own = {f"{OTHER}{self.phase}/{key}": self.given[key] for key in moved}
+        shown = f"{OTHER}{name}/"
+        kept = {key: value for key, value in self.query.items() if key not in moved}
+        return {
+            key.removeprefix(shown): value for key, value in {**kept, **own, "phase": name}.items()
+        }
 
     @cached_property
     def text(self) -> str:
@@ -145,7 +164,8 @@ class Draft:
         """Return what each control of the form shows."""
         shown = _shown(self.raw, self.index)
         found = {name: shown.get(name, "") for name in all_controls(self.family)}
-        return {**found, **{f"machine.{key}": value for key, value in self.machine.items()}}
+        machine = {f"machine.{key}": value for key, value in self.machine.items()}
+        return {**found, **self.given, **machine}
 
 
 def read_draft(form: Mapping[str, str]) -> Draft:
@@ -162,29 +182,48 @@ def read_draft(form: Mapping[str, str]) -> Draft:
     shown = _shown(before, index)
     family = form.get("family") or str(before.get("family", "sdxl"))
     raw = copy.deepcopy(dict(before))
+    controls = all_controls(family)
     given: dict[str, str] = {}
     changes = []
-    for name, control in all_controls(family).items():
+    for name, control in controls.items():
         if name not in form or name.startswith("machine."):
             continue
         text, old = form[name].strip(), shown.get(name, "")
         if text == (old or control.default if control.kind == "choice" else old):
             continue
         given[name] = text
-        place = place_of(name, raw, index)
-        value = read_value(control, text)
-        _set(raw, place, value)
-        changes.append(Change(place, value))
+        changes.append(_change(raw, control, text, index))
+    others = {}
+    for key, text in form.items():
+        phase, _, name = key.removeprefix(OTHER).partition("/")
+        if not key.startswith(OTHER) or phase not in names or phase == names[index]:
+            continue
+        if name in controls and name.startswith(OF_PHASE):
+            others[key] = text
+            changes.append(_change(raw, controls[name], text, names.index(phase)))
     if start is None and "family" in form:  # the model to begin with is the family's own
         given["family"] = form["family"]
     machine = {key: form.get(f"machine.{key}", "").strip() for key in MACHINE_KEYS}
-    return Draft(start, before, raw, index, given, tuple(changes), machine)
+    return Draft(start, before, raw, index, given, tuple(changes), machine, others)
 
 
 MACHINE_KEYS = ("gpu", "device_memory", "host_memory")
 
 
+def _change(raw: dict[str, Any], control: Control, text: str, index: int) -> Change:
+    """Write a control's text into the configuration."""
+    change = Change(place_of(control.name, raw, index), read_value(control, text))
+    _set(raw, change.place, change.value)
+    return change
+
+
 def _load(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > MOST_BYTES:
+        raise PipelineError(
+            f"{path}: it is larger than {MOST_BYTES // 1024} KiB",
+            hint="no configuration is; choose another file",
+        )
+    check_expansion(path.read_text(errors="replace"), str(path))
     raw = load_config(path)
     if not isinstance(raw, dict) or "runs" in raw or not _phases(raw):
         raise PipelineError(

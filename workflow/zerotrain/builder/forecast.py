@@ -174,15 +174,21 @@ def _size(name: str, text: str) -> int | None:
         raise PipelineError(f"{name}: {text!r} is no size", hint="write it as 24 GiB") from error
 
 
-def forecast(draft: Draft, run: RunConfig, traces: Traces) -> Forecast:
+def forecast(draft: Draft, run: RunConfig, traces: Traces, *, begin: bool = True) -> Forecast:
     """Return the forecast of the draft's phase.
+
+    Args:
+        draft: The draft.
+        run: Its configuration.
+        traces: The known traces.
+        begin: Whether to make a trace that is not known.
 
     Raises:
         PipelineError: the machine or the model is unknown.
     """
     phase = run.phases[draft.index]
     machine = find_machine(draft.machine, phase)
-    traced = traces.find(draft, run, phase, cpu=machine.cpu)
+    traced = traces.find(draft, run, phase, cpu=machine.cpu, begin=begin)
     mode: Mode = "plain"
     if phase.train.gradient_checkpointing:
         mode = "on_host" if phase.launch.cpu_checkpointing else "checkpointed"

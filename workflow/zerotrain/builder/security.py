@@ -29,7 +29,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Of every answer. A page has no script and no style of its own, so an injected one does not run."""
+"""Of every answer. Scripts and styles are files of ours: an injected one does not run."""
 
 
 class Guard:

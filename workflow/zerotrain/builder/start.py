@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from zerotrain.artifact.layout import CONFIGS, RESULTS
+from zerotrain.builder.draft import MOST_BYTES
 from zerotrain.builder.pages import page
 
 
@@ -36,7 +37,8 @@ def find_sources() -> list[Source]:
 
 def _describe(path: Path) -> Source:
     """Describe a configuration by its text: an invalid one is offered, too, to be corrected."""
-    lines = path.read_text(errors="replace").splitlines()
+    with path.open(errors="replace") as file:
+        lines = file.read(MOST_BYTES).splitlines()
     about = takewhile(lambda line: line.startswith("#"), lines)
     named = (line for line in lines if line.startswith("run:"))
     run = next(named, "").partition(":")[2].split("#")[0].strip()

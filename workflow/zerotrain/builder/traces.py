@@ -46,12 +46,20 @@ class Traces:
         self._failed: dict[str, str] = {}
         self._process: subprocess.Popen[str] | None = None
         self._making = ""
+        self._file = Path()
         self._lock = Lock()
 
     def find(
-        self, draft: Draft, run: RunConfig, phase: Phase, *, cpu: bool
+        self, draft: Draft, run: RunConfig, phase: Phase, *, cpu: bool, begin: bool = True
     ) -> TracedModel | Tracing:
-        """Return a phase's trace, or that it is being made; begin to make it if it is not.
+        """Return a phase's trace, or that there is none yet.
+
+        Args:
+            draft: The draft.
+            run: Its configuration.
+            phase: Its phase.
+            cpu: Whether it trains on the CPU.
+            begin: Whether to make a trace that is not known. It ends the one that is being made.
 
         Raises:
             PipelineError: the model is unknown, or cannot be traced.
@@ -67,6 +75,8 @@ class Traces:
         unit = "tokens" if run.is_text else "px"
         size = run.cache_size(phase)
         what = f"{run.family}, micro batch {micro_batch(phase)} at {size} {unit}"
+        if not begin:
+            return Tracing(what)
         with self._lock:
             return self._make(key, what, draft, phase, cpu)
 
@@ -82,10 +92,9 @@ class Traces:
             if self._process.poll() is None:
                 return Tracing(what)
             _, errors = self._process.communicate()
-            self._process, self._making = None, ""
-            if sentence := _error_of(errors):
-                self._failed[key] = sentence
-            return Tracing(what, sentence)
+            self._end()
+            self._failed[key] = _error_of(errors)
+            return Tracing(what, self._failed[key])
         self._end()
         with tempfile.NamedTemporaryFile(
             "w", prefix="zerotrain-plan-", suffix=".yaml", delete=False, encoding="utf-8"
@@ -102,12 +111,13 @@ class Traces:
         return Tracing(what)
 
     def _end(self) -> None:
+        """End the process, if it has not ended, and remove its file."""
         if self._process is not None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                self._process.communicate(timeout=5)
+                self._process.wait(timeout=5)
+            self._process = None
             self._file.unlink(missing_ok=True)
-        self._process, self._making = None, ""
 
 
 def _identity(run: RunConfig, phase: Phase, cpu: bool) -> str:
@@ -123,6 +133,7 @@ def _identity(run: RunConfig, phase: Phase, cpu: bool) -> str:
 
 
 def _error_of(text: str) -> str:
-    """Return the sentence of an ended plan; empty if it ended well."""
-    lines = [line for line in text.splitlines() if line.startswith("ERROR: ")]
-    return lines[-1].removeprefix("ERROR: ") if lines else ""
+    """Return the sentence of a plan that ended without a trace."""
+    sentences = [line for line in text.splitlines() if line.startswith("ERROR: ")]
+    last = next(reversed(text.splitlines()), "it ended without a message")
+    return sentences[-1].removeprefix("ERROR: ") if sentences else f"the plan failed: {last}"
