@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain.builder.controls import all_controls
 from zerotrain.builder.draft import Change, read_draft
 from zerotrain.config.families import FAMILIES
 from zerotrain.config.read import load_config
 from zerotrain.errors import PipelineError
+from zerotrain.importers import enable_launch_files
 
 RECIPES = sorted(str(path) for path in Path("config").glob("*.yaml"))
 FULL = "config/sdxl-full-24gb.yaml"
@@ -21,12 +21,7 @@ def test_a_form_that_is_sent_as_it_was_shown_changes_nothing(recipe: str) -> Non
     """Of every configuration of the project, in each of its phases."""
     for phase in read_draft({"from": recipe}).phases:
         shown = read_draft({"from": recipe, "phase": phase})
-        controls = all_controls(shown.family)
-        sent = {
-            name: value or (controls[name].default if controls[name].kind == "choice" else "")
-            for name, value in shown.values().items()
-        }
-        draft = read_draft({"from": recipe, "phase": phase, **sent})
+        draft = read_draft({"from": recipe, "phase": phase, **shown.values()})
         assert draft.changes == ()
         assert draft.raw == load_config(Path(recipe))
         assert draft.run is not None
@@ -48,6 +43,7 @@ def test_nothing_to_start_from_is_a_valid_configuration_of_each_family(family: s
     [
         ("train.learning_rate", "2e-5", ("train", "learning_rate"), 2e-5),
         ("train.global_batch_size", "", ("train", "global_batch_size"), None),
+        ("train.max_grad_norm", "0.5", ("train", "max_grad_norm"), 0.5),
         ("train.optimizer", "lion", ("train", "optimizer"), "lion"),
         ("launch.preset", "zero3_offload", ("phases", 0, "launch", "preset"), "zero3_offload"),
         ("launch.num_processes", "2", ("launch", "num_processes"), 2),
@@ -55,7 +51,7 @@ def test_nothing_to_start_from_is_a_valid_configuration_of_each_family(family: s
         ("lora.rank", "16", ("lora", "rank"), 16),
         ("data.images", "/my/images", ("data", "images"), "/my/images"),
         (
-            "launch.deepspeed.zero_optimization.reduce_bucket_size", "1000000",
+            "launch.deepspeed.zero_optimization.reduce_bucket_size", "1e6",
             ("launch", "deepspeed", "zero_optimization", "reduce_bucket_size"), 1000000,
         ),
     ],
@@ -101,6 +97,39 @@ def test_only_configurations_of_the_project_are_read(path: str) -> None:
     """Whatever a request names as the start."""
     with pytest.raises(PipelineError, match="it is no configuration of config/"):
         read_draft({"from": path})
+
+
+@pytest.mark.parametrize("name", ["/etc/zero.json", "../zero.yaml", "config/../../x.yml"])
+def test_a_launch_file_outside_of_the_project_is_not_read(name: str) -> None:
+    """Neither from the form nor from a file; one inside is."""
+    with pytest.raises(PipelineError, match="is not in the project's folder"):
+        read_draft({"launch.preset": name})
+
+
+def test_a_launch_file_is_a_preset_like_others(tmp_path, monkeypatch) -> None:
+    """Its values are what the form shows, and sending them back changes nothing."""
+    config = tmp_path / "config"
+    config.mkdir()
+    (config / "zero.json").write_text(
+        '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},'
+        ' "bf16": {"enabled": true}, "gradient_clipping": 0.5}'
+    )
+    (config / "a.yaml").write_text(
+        "run: a\nbase: nano\ndata: {source: digits}\n"
+        "phases: [{name: one, until: 10, launch: config/zero.json}]\n"
+    )
+    for name in ("launch", "models"):
+        (config / name).symlink_to(Path.cwd() / "config" / name)
+    monkeypatch.chdir(tmp_path)
+    enable_launch_files()
+    draft = read_draft({"from": "config/a.yaml"})
+    values = draft.values()
+    assert draft.run is not None
+    assert values["launch.preset"] == "zero2_offload"
+    assert values["train.max_grad_norm"] == "0.5"
+    assert read_draft({"from": "config/a.yaml", **values}).changes == ()
+    changed = read_draft({"from": "config/a.yaml", "train.learning_rate": "1e-4"})
+    assert changed.raw["phases"][0]["launch"] == "config/zero.json"
 
 
 def test_a_link_out_of_the_project_is_not_followed(tmp_path, monkeypatch) -> None:

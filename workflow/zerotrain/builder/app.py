@@ -21,6 +21,7 @@ from zerotrain.builder.security import HEADERS, Guard
 from zerotrain.builder.settings import BuilderSettings
 from zerotrain.builder.traces import Traces
 from zerotrain.errors import PipelineError
+from zerotrain.importers import enable_launch_files
 
 STATIC = Path(__file__).with_name("static")
 MODULES = (start, build)
@@ -30,6 +31,7 @@ MODULES = (start, build)
 def create_app(settings: BuilderSettings) -> Starlette:
     """Return the application; the project is the working directory, as of every command."""
     routes: list[BaseRoute] = [route for module in MODULES for route in module.routes]
+    enable_launch_files()
     traces = Traces()
 
     @asynccontextmanager

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType
-from typing import Any, Literal, TypeGuard, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, WithJsonSchema
 
@@ -158,8 +158,8 @@ def _control(section: str, key: str) -> Control:
     kind: Kind = "text"
     if literal := [one for one in kinds if get_origin(one) is Literal]:
         kind, choices = "choice", tuple(str(value) for one in literal for value in get_args(one))
-    elif names := [one.json_schema["enum"] for one in field.metadata if _names_values(one)]:
-        kind, choices = "choice", tuple(names[0])
+    elif names := _enumerated(field.metadata):
+        kind, choices = "choice", names
     elif kinds == [bool]:
         kind, choices = "choice", YES_NO
     elif set(kinds) & {int, float} and str not in kinds:
@@ -169,9 +169,12 @@ def _control(section: str, key: str) -> Control:
     return Control(name, kind, about, default, choices)
 
 
-def _names_values(metadata: object) -> TypeGuard[WithJsonSchema]:
-    """Return whether an annotation lists the values that a text may have."""
-    return isinstance(metadata, WithJsonSchema) and "enum" in (metadata.json_schema or {})
+def _enumerated(metadata: Sequence[object]) -> tuple[str, ...]:
+    """Return the values that an annotation lists for a text; empty if it does not."""
+    for one in metadata:
+        if isinstance(one, WithJsonSchema) and one.json_schema:
+            return tuple(one.json_schema.get("enum", ()))
+    return ()
 
 
 def _plain_types(annotation: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from zerotrain.builder.controls import Control, all_controls, written
-from zerotrain.builder.places import configuration_file
+from zerotrain.builder.places import check_launch_files, configuration_file
 from zerotrain.config.expansion import check_expansion
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
 from zerotrain.config.problems import InvalidConfigError, Problem
@@ -163,7 +163,10 @@ class Draft:
     def values(self) -> dict[str, str]:
         """Return what each control of the form shows."""
         shown = _shown(self.raw, self.index)
-        found = {name: shown.get(name, "") for name in all_controls(self.family)}
+        found = {
+            name: shown.get(name) or (control.default if control.kind == "choice" else "")
+            for name, control in all_controls(self.family).items()
+        }
         machine = {f"machine.{key}": value for key, value in self.machine.items()}
         return {**found, **self.given, **machine}
 
@@ -172,8 +175,7 @@ def read_draft(form: Mapping[str, str]) -> Draft:
     """Return the draft that a form's values, or an address, describe.
 
     Raises:
-        PipelineError: the file to begin with is not one of the project, or is no configuration of
-            one run.
+        PipelineError: a file is not one of the project, or is no configuration of one run.
     """
     start = configuration_file(form["from"]) if form.get("from") else None
     before = _load(start) if start else _new(form.get("family", "sdxl"))
@@ -203,6 +205,7 @@ def read_draft(form: Mapping[str, str]) -> Draft:
             changes.append(_change(raw, controls[name], text, names.index(phase)))
     if start is None and "family" in form:  # the model to begin with is the family's own
         given["family"] = form["family"]
+    check_launch_files(raw)
     machine = {key: form.get(f"machine.{key}", "").strip() for key in MACHINE_KEYS}
     return Draft(start, before, raw, index, given, tuple(changes), machine, others)
 
@@ -335,9 +338,10 @@ def read_value(control: Control, text: str) -> Any:
     if control.choices[-2:] == ("false", "true"):
         return {"true": True, "false": False}.get(text, text)
     if control.kind == "number" or control.name == "phase.until":
-        for kind in (int, float):
-            try:
-                return kind(text)
-            except ValueError:
-                continue
+        try:
+            number = float(text)
+        except ValueError:
+            return text
+        # 5e8 is whole, and 1.0 is as it was typed.
+        return int(number) if number.is_integer() and "." not in text else number
     return text

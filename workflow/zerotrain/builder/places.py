@@ -1,10 +1,13 @@
-"""The files that a request may name: configurations of this project."""
+"""The files that a request may name: configurations and launch files of this project."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from zerotrain.artifact.layout import CONFIGS
+from zerotrain.config.read import LAUNCH_FILES
 from zerotrain.errors import PipelineError
 
 
@@ -26,3 +29,26 @@ def configuration_file(text: str) -> Path:
             hint="choose one of the list on the start page",
         )
     return CONFIGS / path.relative_to(root)
+
+
+def check_launch_files(raw: Mapping[str, Any]) -> None:
+    """Check that the launch files which a configuration names are in the project: they are read.
+
+    Raises:
+        PipelineError: one is outside of it.
+    """
+    phases = raw.get("phases")
+    for section in (raw, *(phases if isinstance(phases, list) else ())):
+        launch = section.get("launch") if isinstance(section, dict) else None
+        name = launch.get("preset") if isinstance(launch, dict) else launch
+        if not isinstance(name, str) or not name.endswith(LAUNCH_FILES):
+            continue
+        try:
+            inside = Path(name).resolve().is_relative_to(Path.cwd().resolve())
+        except (OSError, ValueError):
+            inside = False
+        if not inside:
+            raise PipelineError(
+                f"launch: {name!r} is not in the project's folder",
+                hint="copy the file into the project, or choose a preset",
+            )

@@ -52,7 +52,7 @@ class Traces:
     def find(
         self, draft: Draft, run: RunConfig, phase: Phase, *, cpu: bool, begin: bool = True
     ) -> TracedModel | Tracing:
-        """Return a phase's trace, or that there is none yet.
+        """Return a phase's trace, or a note that it is not there yet.
 
         Args:
             draft: The draft.
