@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +221,12 @@ def _change(raw: dict[str, Any], control: Control, text: str, index: int) -> Cha
 
 
 def _load(path: Path) -> dict[str, Any]:
+    return _read(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _read(path: Path, edited: int) -> dict[str, Any]:
+    """Return what a file says that was edited last at this time; it is not to be changed."""
     if path.stat().st_size > MOST_BYTES:
         raise PipelineError(
             f"{path}: it is larger than {MOST_BYTES // 1024} KiB",

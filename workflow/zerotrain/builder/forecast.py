@@ -9,7 +9,7 @@ from functools import cache
 from pydantic import TypeAdapter, ValidationError
 
 from zerotrain.builder.draft import Draft
-from zerotrain.builder.traces import Traces, Tracing
+from zerotrain.builder.traces import Traces, Tracing, trace_inputs
 from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
 from zerotrain.config.section import Memory
@@ -31,6 +31,14 @@ from zerotrain.machine.host import gib
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "buckets", "other")
 """Kinds of memory, in the order in which they are stacked."""
+MOST = 64
+"""Predictions that are kept."""
+RATES = {
+    "learning_rate", "lr_scheduler", "lr_scheduler_args", "lr_warmup_steps", "lr_warmup_ratio",
+    "lr_scheduler_steps", "adam_beta1", "adam_beta2", "adam_epsilon", "adam_weight_decay",
+    "max_grad_norm",
+}  # fmt: skip
+"""Keys of `train` that take no memory and no time."""
 LEGEND = {
     "weights": "weights",
     "gradients": "gradients",
@@ -194,7 +202,11 @@ def forecast(draft: Draft, run: RunConfig, traces: Traces, *, begin: bool = True
         mode = "on_host" if phase.launch.cpu_checkpointing else "checkpointed"
     if isinstance(traced, Tracing):
         return Forecast(machine=machine.describe(), mode=MODES[mode], pending=traced)
-    predicted = _predict(run, phase, traced, mode, machine)
+    key = f"{machine.cpu} {mode} {_inputs(run, phase)}"
+    if (predicted := traces.predictions.get(key)) is None:
+        if len(traces.predictions) >= MOST:
+            traces.predictions.pop(next(iter(traces.predictions)), None)
+        predicted = traces.predictions[key] = _predict(run, phase, traced, mode, machine)
     known = {n: one for n, one in predicted.items() if isinstance(one, Prediction)}
     choice = None
     if machine.device_memory is not None:
@@ -231,6 +243,12 @@ def forecast(draft: Draft, run: RunConfig, traces: Traces, *, begin: bool = True
         traced=traced,
         recommended=recommended,
     )
+
+
+def _inputs(run: RunConfig, phase: Phase) -> str:
+    """Return all of a phase that its predictions may depend on."""
+    train = phase.train.model_dump_json(exclude=RATES)
+    return f"{trace_inputs(run, phase)} {train} {phase.launch.model_dump_json()} {run.export}"
 
 
 @cache

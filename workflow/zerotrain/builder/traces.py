@@ -20,7 +20,9 @@ from typing import Any
 from zerotrain.builder.draft import Draft
 from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
+from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.forecasts import find_base
+from zerotrain.launch.planner.prediction import Prediction
 from zerotrain.launch.planner.traced import TracedModel
 from zerotrain.launch.planner.tracing import Tracer, micro_batch
 
@@ -42,6 +44,8 @@ class Traces:
     """The traces that a server has read, and the process that makes one."""
 
     def __init__(self) -> None:
+        self.predictions: dict[str, dict[str, Prediction | PipelineError]] = {}
+        """What was predicted by them."""
         self._known: dict[str, TracedModel] = {}
         self._failed: dict[str, str] = {}
         self._process: subprocess.Popen[str] | None = None
@@ -64,7 +68,7 @@ class Traces:
         Raises:
             PipelineError: the model is unknown, or cannot be traced.
         """
-        key = _identity(run, phase, cpu)
+        key = f"{cpu} {trace_inputs(run, phase)}"
         if (found := self._known.get(key)) is not None:
             return found
         if (found := Tracer(run, phase, find_base(run.run), cpu=cpu).known()) is not None:
@@ -120,13 +124,13 @@ class Traces:
             self._file.unlink(missing_ok=True)
 
 
-def _identity(run: RunConfig, phase: Phase, cpu: bool) -> str:
+def trace_inputs(run: RunConfig, phase: Phase) -> str:
     """Return all values that a trace depends on, except files, code and libraries."""
     values: list[Any] = [
         run.family, run.base, run.run, run.adapter_values(), run.frozen_parameters,
         run.trainable_parameters, run.base_model_precision, run.base_model_exclude_modules,
         run.cache.max_sequence_length, run.phases[0].train.resolution, micro_batch(phase),
-        run.cache_size(phase), phase.launch.mixed_precision, cpu,
+        run.cache_size(phase), phase.launch.mixed_precision,
         run.data.model_dump_json(include={"conditioning_images", "conditioning_columns"}),
     ]  # fmt: skip
     return json.dumps(values, default=str)
