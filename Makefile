@@ -73,7 +73,7 @@ lint: setup ## Check style, types and words
 	@mypy
 	@lint-imports
 	@codespell -D - -D docs/words.txt $(PLAIN)
-	@codespell -D - -D docs/words.txt -I docs/names.txt --skip '*.json,*.j2' workflow/zerotrain
+	@codespell -D - -D docs/words.txt -I docs/names.txt --skip '*.json,*.j2,*.min.js' workflow/zerotrain
 	@snakemake --lint
 
 clean: ## Remove the environment and caches; results/ stays

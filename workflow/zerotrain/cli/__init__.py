@@ -19,7 +19,7 @@ from zerotrain.errors import EXIT_USER_ERROR, PipelineError, device_out_of_memor
 HELP = "Reproducible training: datasets, caches, DeepSpeed ZeRO or none, exported weights."
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Start a run": (
-        *(start.new, start.check, start.plan, start.sweep, start.fetch),
+        *(start.new, start.builder, start.check, start.plan, start.sweep, start.fetch),
         *(launch.launch_app, start.data_app),
     ),
     "Look at what was trained": (

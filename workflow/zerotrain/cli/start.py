@@ -57,6 +57,18 @@ def plan(options: PlanOptions) -> None:
     gc.freeze()
 
 
+def builder(
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Listen there; by default for this machine only.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = 8417,
+) -> None:
+    """Open a local page that plans a launch, shows what it takes and writes it."""
+    from zerotrain.builder.serve import serve
+
+    serve(host, port)
+
+
 def sweep(
     config: Annotated[Path, typer.Argument(metavar="FILE", help="The config that runs vary.")],
     settings: Annotated[

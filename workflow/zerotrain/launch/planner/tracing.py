@@ -87,11 +87,7 @@ class Tracer:
         """
         batch = batch or micro_batch(self._phase)
         size = size or self._config.cache_size(self._phase)
-        precision = self._phase.launch.mixed_precision
-        key = {
-            **self._key, "batch": batch, "size": size, "precision": precision, "cpu": self._cpu,
-            "conditioning": self._conditioning(size),
-        }  # fmt: skip
+        key = self._key_of(batch, size)
         known = self._made.get((batch, size)) or trace_store.read(key)
         if known is not None and set(engines) <= known.engines.keys():
             return known
@@ -111,6 +107,20 @@ class Tracer:
         self._made[batch, size] = made
         trace_store.write(key, made)
         return made
+
+    def known(self) -> TracedModel | None:
+        """Return the stored trace of the phase's micro batch under both engines; None without."""
+        size = self._config.cache_size(self._phase)
+        known = trace_store.read(self._key_of(micro_batch(self._phase), size))
+        return known if known is not None and set(ENGINES) <= known.engines.keys() else None
+
+    def _key_of(self, batch: int, size: int) -> dict[str, Any]:
+        """Return all that the trace of a micro batch depends on."""
+        return {
+            **self._key, "batch": batch, "size": size,
+            "precision": self._phase.launch.mixed_precision, "cpu": self._cpu,
+            "conditioning": self._conditioning(size),
+        }  # fmt: skip
 
     def _conditioning(self, size: int) -> tuple[int, int]:
         """Return the values by which conditioning images change the trace."""

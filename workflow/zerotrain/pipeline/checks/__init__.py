@@ -18,8 +18,13 @@ from zerotrain.config.problems import InvalidConfigError, Problem, collect_error
 from zerotrain.config.run import RunConfig
 from zerotrain.config.runs import read_runs
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.checks.base import check_base, check_named_base
-from zerotrain.pipeline.checks.data import check_conditioning_images, check_data, check_source
+from zerotrain.pipeline.checks.base import check_base, check_named_base, forget_bases
+from zerotrain.pipeline.checks.data import (
+    check_conditioning_images,
+    check_data,
+    check_source,
+    forget_data,
+)
 from zerotrain.pipeline.checks.phases import check_phases
 
 
@@ -53,6 +58,12 @@ def check_runs(runs: Mapping[str, RunConfig]) -> None:
             path = Path(file)
             text = path.read_text() if path.is_file() else None
             raise join_problems(file, [Problem(p.what, p.hint) for p in problems], text)
+
+
+def forget_checks() -> None:
+    """Look at folders again, of which this process has checked some; a command checks each once."""
+    forget_bases()
+    forget_data()
 
 
 def _problems_of_values(raw: Mapping[str, Any]) -> list[PipelineError]:

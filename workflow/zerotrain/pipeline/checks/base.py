@@ -89,6 +89,12 @@ def describe_dependency(run: RunConfig) -> str | None:
     )
 
 
+def forget_bases() -> None:
+    """Look again at bases that were checked."""
+    _problems_of_base.cache_clear()
+    _parameter_names.cache_clear()
+
+
 def find_base_folder(run: RunConfig) -> Path | None:
     """Return the folder of a run's base, built or named, if it is on this disk."""
     if _is_made(run):
@@ -99,6 +105,8 @@ def find_base_folder(run: RunConfig) -> Path | None:
 
 def _is_made(run: RunConfig) -> bool:
     """Return whether the run's base is built: its source may no longer exist."""
+    if not artifact.is_published(_folder(run)):
+        return False  # to find the hint of an error takes longer than all checks of a run
     try:
         content = artifact.read(_folder(run), "base", verify=False).content
     except PipelineError:

@@ -70,6 +70,11 @@ def count_conditioning(data: DataConfig) -> int | None:
         return None
 
 
+def forget_data() -> None:
+    """Look again at data that was checked."""
+    _problems.cache_clear()
+
+
 @cache  # the runs of a sweep share a dataset
 def _problems(data: str) -> tuple[PipelineError, ...]:
     return tuple(collect_errors(lambda: _check(DataConfig.model_validate_json(data))))

@@ -1,0 +1,122 @@
+"""The process that traces a model for the forecast: one, for the newest form."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from zerotrain.builder.draft import read_draft
+from zerotrain.builder.traces import Traces, Tracing
+from zerotrain.launch.planner.tracing import Tracer
+
+FULL = "config/sdxl-full-24gb.yaml"
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traces]:
+    """Traces of which none is in the store."""
+    monkeypatch.setattr(Tracer, "known", lambda _: None)
+    found = Traces()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts a shell script in the place of Python; its calls are lines of the returned file."""
+
+    def replace(script: str) -> Path:
+        program, calls = tmp_path / "python", tmp_path / "calls"
+        program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{script}\n')
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(program))
+        return calls
+
+    return replace
+
+
+def find(traces: Traces, **values: str) -> Tracing:
+    """Ask for the trace of a form."""
+    draft = read_draft({"from": FULL, **{k.replace("__", "."): v for k, v in values.items()}})
+    assert draft.run is not None
+    found = traces.find(draft, draft.run, draft.run.phases[0], cpu=False)
+    assert isinstance(found, Tracing)
+    return found
+
+
+def wait_for(done: Callable[[], object]) -> None:
+    """Wait until something is true; a machine under load takes seconds to start a process."""
+    end = time.monotonic() + 120
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_one_plan_runs_for_the_newest_form(traces: Traces, planner) -> None:
+    """The same form waits for it, another one ends it; its file goes with it."""
+    calls = planner("exec sleep 60")
+    assert find(traces) == Tracing("sdxl, micro batch 8 at 1024 px")
+    wait_for(calls.exists)
+    first, file = traces._process, traces._file
+    assert first is not None
+    assert "global_batch_size: 8" in file.read_text()
+    assert find(traces, train__learning_rate="1e-4") == Tracing("sdxl, micro batch 8 at 1024 px")
+    assert traces._process is first
+    assert find(traces, train__global_batch_size="4").what == "sdxl, micro batch 4 at 1024 px"
+    assert first.poll() is not None
+    assert not file.exists()
+    wait_for(lambda: len(calls.read_text().splitlines()) == 2)
+    called = calls.read_text().splitlines()[1].split()
+    assert called[:3] == ["-m", "zerotrain", "plan"]
+    assert called[4:] == ["--phase", "offload", "--device-memory", "24", "GiB"]
+    second = traces._process
+    traces.close()
+    assert second is not None
+    assert second.poll() is not None
+    assert not Path(called[3]).exists()
+
+
+def test_a_plan_that_fails_is_not_repeated(traces: Traces, planner) -> None:
+    """Its sentence is shown each time; another form is tried."""
+    calls = planner("echo 'ERROR: base: no such model' >&2; exit 2")
+    assert find(traces).error == ""
+    wait_for(lambda: traces._process is not None and traces._process.poll() is not None)
+    for _ in range(2):
+        assert find(traces).error == "base: no such model"
+    assert len(calls.read_text().splitlines()) == 1
+    assert find(traces, train__global_batch_size="4").error == ""
+
+
+def test_what_was_shown_before_is_not_traced(client: TestClient, traces: Traces, planner) -> None:
+    """Only to mark what a change made: it would end the plan that the page waits for."""
+    calls = planner("exec sleep 60")
+    before = str(client.get("/build", params={"from": FULL}).url)
+    form = {"from": FULL, "train.global_batch_size": "4"}
+    for _ in range(3):
+        assert client.post("/build", data=form, headers={"HX-Current-URL": before}).is_success
+    wait_for(lambda: len(calls.read_text().splitlines()) >= 2)
+    assert len(calls.read_text().splitlines()) == 2
+
+
+@pytest.mark.slow
+def test_a_small_model_is_traced_for_the_page(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a form whose model nobody has planned, to bars."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    form = {"from": "config/config.yaml", "machine.gpu": "RTX 4090", "launch.preset": "zero2"}
+    text = client.get("/build", params=form).text
+    assert "is traced at this size" in text
+
+    def shown() -> bool:
+        text = client.post("/build", data=form).text
+        assert "the plan failed" not in text
+        return 'class="preset' in text
+
+    wait_for(shown)
+    assert '"reduce_bucket_size"' in client.post("/build", data=form).text.replace("&#34;", '"')

@@ -1,0 +1,353 @@
+"""A draft: the configuration that a form describes, and what is wrong with it.
+
+The server keeps none: a form's values come with each request. They are the configuration that the
+user began with, and what differs from it, so that an address holds a draft.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from zerotrain.builder.controls import Control, all_controls, written
+from zerotrain.builder.places import check_launch_files, configuration_file
+from zerotrain.config.expansion import check_expansion
+from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
+from zerotrain.config.problems import InvalidConfigError, Problem
+from zerotrain.config.read import expand_phases, load_config, parse_config
+from zerotrain.config.run import RunConfig
+from zerotrain.errors import PipelineError
+from zerotrain.pipeline.checks import find_problems
+
+Place = tuple[str | int, ...]
+"""The place of a value in a configuration."""
+NEW: dict[str, Any] = {
+    "run": "new",
+    "family": "sdxl",
+    "base": "stabilityai/stable-diffusion-xl-base-1.0",
+    "data": {"images": "images"},
+    "train": {"resolution": 1024, "gradient_checkpointing": True},
+    "launch": {"mixed_precision": "bf16"},
+    "phases": [{"name": "train", "until": 1000, "launch": "auto"}],
+}
+"""What a user begins with who begins with nothing."""
+NEW_TEXT: dict[str, Any] = {
+    "data": {"source": "text", "path": "data/text.jsonl"}, "train": {"max_length": 512},
+}  # fmt: skip
+MOST_BYTES = 256 * 1024
+"""Size of a configuration file."""
+OTHER = "other/"
+"""Before the name of a phase that is not shown, and of its control, in a form."""
+OF_PHASE = ("phase.", "train.", "launch.")
+"""Beginnings of the controls whose values a phase has."""
+BASES = {
+    "sdxl": "stabilityai/stable-diffusion-xl-base-1.0",
+    "sd3": "stabilityai/stable-diffusion-3-medium-diffusers",
+    "flux": "black-forest-labs/FLUX.1-dev",
+    "qwen_image": "Qwen/Qwen-Image",
+    "causal_lm": "Qwen/Qwen2.5-7B",
+    "seq2seq_lm": "google/flan-t5-xl",
+}
+"""A base for each family, of those in config/models."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A value that differs from what the user began with.
+
+    Attributes:
+        place: Its place in the file.
+        value: The value; None: the key is removed.
+    """
+
+    place: Place
+    value: Any
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A configuration as a form has it.
+
+    Attributes:
+        start: The file that it began with; None for nothing.
+        before: What that file says.
+        raw: The configuration with the form's values.
+        index: The phase that the form shows.
+        given: The form's values that differ from the start's, by their controls.
+        changes: The same as places in the file.
+        machine: The machine that is planned for: gpu, device_memory, host_memory.
+        others: Values of the other phases, by OTHER, the phase's name and the control.
+    """
+
+    start: Path | None
+    before: Mapping[str, Any]
+    raw: dict[str, Any]
+    index: int
+    given: Mapping[str, str]
+    changes: tuple[Change, ...]
+    machine: Mapping[str, str]
+    others: Mapping[str, str]
+
+    @property
+    def source(self) -> str:
+        """What messages call it."""
+        return str(self.start or "new configuration")
+
+    @property
+    def family(self) -> str:
+        """The family, a known one."""
+        family = self.raw.get("family", "sdxl")
+        return family if isinstance(family, str) and family in FAMILIES else "sdxl"
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases' names, as far as they have some."""
+        return [str(phase.get("name", "")) for phase in _phases(self.raw)]
+
+    @property
+    def phase(self) -> str:
+        """Name of the phase that the form shows."""
+        return self.phases[self.index]
+
+    @cached_property
+    def query(self) -> dict[str, str]:
+        """What an address needs to hold this draft."""
+        start = {"from": str(self.start)} if self.start else {}
+        shown = {"phase": self.phase} if self.index else {}
+        machine = {f"machine.{key}": value for key, value in self.machine.items() if value}
+        return {**start, **shown, **self.given, **self.others, **machine}
+
+    def at_phase(self, name: str) -> dict[str, str]:
+        """Return what an address needs to hold this draft with another of its phases shown."""
+        moved = {key for key in self.given if key.startswith(OF_PHASE)}
+        own = {f"{OTHER}{self.phase}/{key}": self.given[key] for key in moved}
+        shown = f"{OTHER}{name}/"
+        kept = {key: value for key, value in self.query.items() if key not in moved}
+        return {
+            key.removeprefix(shown): value for key, value in {**kept, **own, "phase": name}.items()
+        }
+
+    @cached_property
+    def text(self) -> str:
+        """The configuration as YAML, without the comments of the file that it began with."""
+        return yaml.safe_dump(self.raw, sort_keys=False, allow_unicode=True, width=100)
+
+    @cached_property
+    def run(self) -> RunConfig | None:
+        """The configuration, if its values are valid."""
+        return self._read[0]
+
+    @cached_property
+    def problems(self) -> list[Problem]:
+        """What is wrong with its values, and with what they name."""
+        run, problems = self._read
+        if run is None:
+            return problems
+        return [Problem(error.what, error.hint) for error in find_problems(run)]
+
+    @cached_property
+    def _read(self) -> tuple[RunConfig | None, list[Problem]]:
+        try:
+            return parse_config(copy.deepcopy(self.raw), self.source), []
+        except InvalidConfigError as error:
+            return None, list(error.problems)
+        except PipelineError as error:
+            return None, [Problem(error.what, error.hint)]
+
+    def values(self) -> dict[str, str]:
+        """Return what each control of the form shows."""
+        shown = _shown(self.raw, self.index)
+        found = {
+            name: shown.get(name) or (control.default if control.kind == "choice" else "")
+            for name, control in all_controls(self.family).items()
+        }
+        machine = {f"machine.{key}": value for key, value in self.machine.items()}
+        return {**found, **self.given, **machine}
+
+
+def read_draft(form: Mapping[str, str]) -> Draft:
+    """Return the draft that a form's values, or an address, describe.
+
+    Raises:
+        PipelineError: a file is not one of the project, or is no configuration of one run.
+    """
+    start = configuration_file(form["from"]) if form.get("from") else None
+    before = _load(start) if start else _new(form.get("family", "sdxl"))
+    names = [phase.get("name") for phase in _phases(before)]
+    index = names.index(form["phase"]) if form.get("phase") in names else 0
+    shown = _shown(before, index)
+    family = form.get("family") or str(before.get("family", "sdxl"))
+    raw = copy.deepcopy(dict(before))
+    controls = all_controls(family)
+    given: dict[str, str] = {}
+    changes = []
+    for name, control in controls.items():
+        if name not in form or name.startswith("machine."):
+            continue
+        text, old = form[name].strip(), shown.get(name, "")
+        if text == (old or control.default if control.kind == "choice" else old):
+            continue
+        given[name] = text
+        changes.append(_change(raw, control, text, index))
+    others = {}
+    for key, text in form.items():
+        phase, _, name = key.removeprefix(OTHER).partition("/")
+        if not key.startswith(OTHER) or phase not in names or phase == names[index]:
+            continue
+        if name in controls and name.startswith(OF_PHASE):
+            others[key] = text
+            changes.append(_change(raw, controls[name], text, names.index(phase)))
+    if start is None and "family" in form:  # the model to begin with is the family's own
+        given["family"] = form["family"]
+    check_launch_files(raw)
+    machine = {key: form.get(f"machine.{key}", "").strip() for key in MACHINE_KEYS}
+    return Draft(start, before, raw, index, given, tuple(changes), machine, others)
+
+
+MACHINE_KEYS = ("gpu", "device_memory", "host_memory")
+
+
+def _change(raw: dict[str, Any], control: Control, text: str, index: int) -> Change:
+    """Write a control's text into the configuration."""
+    change = Change(place_of(control.name, raw, index), read_value(control, text))
+    _set(raw, change.place, change.value)
+    return change
+
+
+def _load(path: Path) -> dict[str, Any]:
+    return _read(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _read(path: Path, edited: int) -> dict[str, Any]:
+    """Return what a file says that was edited last at this time; it is not to be changed."""
+    if path.stat().st_size > MOST_BYTES:
+        raise PipelineError(
+            f"{path}: it is larger than {MOST_BYTES // 1024} KiB",
+            hint="no configuration is; choose another file",
+        )
+    check_expansion(path.read_text(errors="replace"), str(path))
+    raw = load_config(path)
+    if not isinstance(raw, dict) or "runs" in raw or not _phases(raw):
+        raise PipelineError(
+            f"{path}: it is no configuration of one run with phases",
+            hint="choose the file of one run, or begin with nothing",
+        )
+    return raw
+
+
+def _new(family: str) -> dict[str, Any]:
+    """Return what a new configuration of a family begins with."""
+    new = copy.deepcopy(NEW)
+    if family in FAMILIES:
+        new["family"], new["base"] = family, BASES[family]
+    if family in LANGUAGE_MODELS:
+        new |= copy.deepcopy(NEW_TEXT)
+        new["train"]["gradient_checkpointing"] = True
+    return new
+
+
+def _phases(raw: Mapping[str, Any]) -> list[dict[str, Any]]:
+    phases = raw.get("phases")
+    return [one for one in phases if isinstance(one, dict)] if isinstance(phases, list) else []
+
+
+def _shown(raw: Mapping[str, Any], index: int) -> dict[str, str]:
+    """Return the values that a phase has, as a form shows them, by the names of controls."""
+    found: dict[str, str] = {}
+    sections: dict[str, Any] = {"": raw, "data": raw.get("data"), "lora": raw.get("lora")}
+    try:
+        phase = expand_phases(dict(raw))["phases"][index]
+    except (PipelineError, TypeError, AttributeError):  # a launch file that cannot be read
+        phase = _phases(raw)[index]
+    sections |= {"phase": phase, "train": phase.get("train"), "launch": phase.get("launch")}
+    for section, values in sections.items():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            name = f"{section}.{key}" if section else str(key)
+            if name == "launch.deepspeed":
+                found |= dict(_leaves(value, f"{name}."))
+            elif not isinstance(value, dict | list):
+                found[name] = written(value)
+    return found
+
+
+def _leaves(values: Any, prefix: str) -> list[tuple[str, str]]:
+    if not isinstance(values, dict):
+        return []
+    return [
+        entry
+        for key, value in values.items()
+        for entry in (
+            _leaves(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else [(f"{prefix}{key}", written(value))]
+        )
+    ]
+
+
+def place_of(name: str, raw: Mapping[str, Any], index: int) -> Place:
+    """Return where a control's value goes in a file.
+
+    It replaces the phase's own value if there is one. Otherwise, the sections of the run have it
+    where the run has one phase, and the phase where others would change with it.
+    """
+    section, _, key = name.partition(".")
+    if section == "phase":
+        return ("phases", index, key)
+    if section not in ("train", "launch"):
+        return tuple(name.split("."))
+    phase = _phases(raw)[index]
+    launch = phase.get("launch")
+    keys = tuple(key.split("."))
+    if section == "launch" and key == "preset":
+        return ("phases", index, "launch", "preset")
+    own = launch if section == "launch" else phase
+    if (isinstance(own, dict) and keys[0] in own) or len(_phases(raw)) > 1:
+        return ("phases", index, *(("launch",) if section == "launch" else ()), *keys)
+    return (section, *keys)
+
+
+def _set(raw: dict[str, Any], place: Place, value: Any) -> None:
+    """Set or remove a value; a launch that names a preset alone becomes keys where it has more."""
+    inside: Any = raw
+    for step, part in enumerate(place[:-1]):
+        below = inside[part] if isinstance(part, int) else inside.get(part)
+        if part == "launch" and place[0] == "phases":
+            if place[step + 1 :] == ("preset",) and not isinstance(below, dict):
+                inside[part] = value
+                return
+            if isinstance(below, str):
+                below = inside[part] = {"preset": below}
+        if not isinstance(below, dict | list):
+            if value is None:
+                return
+            below = inside[part] = {}
+        inside = below
+    if value is None:
+        inside.pop(place[-1], None)
+    else:
+        inside[place[-1]] = value
+    if not inside and len(place) == 2 and place[0] in ("lora", "train", "launch"):
+        del raw[place[0]]
+
+
+def read_value(control: Control, text: str) -> Any:
+    """Return what a control's text means; what is no number stays text, to be refused as such."""
+    if text == "":
+        return None
+    if control.choices[-2:] == ("false", "true"):
+        return {"true": True, "false": False}.get(text, text)
+    if control.kind == "number" or control.name == "phase.until":
+        try:
+            number = float(text)
+        except ValueError:
+            return text
+        # 5e8 is whole, and 1.0 is as it was typed.
+        return int(number) if number.is_integer() and "." not in text else number
+    return text

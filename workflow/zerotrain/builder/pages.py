@@ -1,0 +1,72 @@
+"""Pages from templates, and errors as sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from zerotrain.builder.settings import BuilderSettings
+from zerotrain.errors import show_controls
+from zerotrain.machine.host import gib
+
+TEMPLATES = Path(__file__).with_name("templates")
+PLACES = (("/", "Start"), ("/build", "Build"))
+"""The pages that each page names at its top."""
+
+
+@cache
+def templates() -> Environment:
+    """Return the environment of all templates: values are escaped, unknown ones are errors."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        # Of names and captions of others: a control character shows as an escape.
+        finalize=lambda value: show_controls(value) if type(value) is str else value,
+    )
+    environment.globals.update(places=PLACES)
+    environment.filters.update(gib=gib, query=lambda values: urlencode(values))
+    return environment
+
+
+def page(
+    name: str, values: Mapping[str, Any], *, here: str = "", status: int = 200
+) -> HTMLResponse:
+    """Return a page, or a part of one.
+
+    Args:
+        name: The template, without its .html.j2.
+        values: What the template takes.
+        here: The page's path, to mark its place in the navigation.
+        status: Status of the answer.
+    """
+    text = templates().get_template(f"{name}.html.j2").render(here=here, **values)
+    return HTMLResponse(text, status)
+
+
+def refusal(status: int, what: str, hint: str) -> HTMLResponse:
+    """Return a page with what is wrong, and what to do."""
+    return page("error", {"what": what, "hint": hint}, status=status)
+
+
+def signed_in(request: Request, settings: BuilderSettings) -> HTMLResponse:
+    """Return a page that keeps the token in a cookie and leads to the same URL without it.
+
+    A redirect would not do: where a link of another page was followed, its target counts as a
+    request of that other page, to which the browser gives no SameSite=Strict cookie.
+    """
+    kept = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
+    query = f"?{urlencode(kept)}" if kept else ""
+    path = "/" + request.url.path.lstrip("/")  # two slashes would begin another host's name
+    answer = page("signed_in", {"target": f"{path}{query}"})
+    answer.set_cookie(settings.cookie, settings.token, httponly=True, samesite="strict", path="/")
+    return answer

@@ -1,0 +1,59 @@
+"""The page on which a user chooses what to start from: a recipe, a run, or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from zerotrain.artifact.layout import CONFIGS, RESULTS
+from zerotrain.builder.draft import MOST_BYTES
+from zerotrain.builder.pages import page
+
+
+@dataclass(frozen=True)
+class Source:
+    """A configuration to start from.
+
+    Attributes:
+        path: Its file, relative to the project.
+        about: The comment at its top.
+        trained: Whether results of its run are here.
+    """
+
+    path: str
+    about: str
+    trained: bool
+
+
+def find_sources() -> list[Source]:
+    """List the configurations of the project, by their names."""
+    return [_describe(path) for path in sorted(CONFIGS.glob("*.yaml"))]
+
+
+def _describe(path: Path) -> Source:
+    """Describe a configuration by its text: an invalid one is offered, too, to be corrected."""
+    with path.open(errors="replace") as file:
+        lines = file.read(MOST_BYTES).splitlines()
+    about = takewhile(lambda line: line.startswith("#"), lines)
+    named = (line for line in lines if line.startswith("run:"))
+    run = next(named, "").partition(":")[2].split("#")[0].strip()
+    trained = bool(run) and "/" not in run and (RESULTS / run).is_dir()
+    return Source(path.as_posix(), " ".join(line.lstrip("# ") for line in about), trained)
+
+
+def show(_: Request) -> Response:
+    """Answer with the page."""
+    sources = find_sources()
+    groups = [
+        ("Your runs", [one for one in sources if one.trained]),
+        ("Recipes and configurations", [one for one in sources if not one.trained]),
+    ]
+    return page("start", {"groups": groups}, here="/")
+
+
+routes = [Route("/", show)]
