@@ -91,6 +91,14 @@ data:
     )
 
 
+def test_keys_before_the_first_come_first() -> None:
+    """Several new keys at one place keep their order, and comments at the top stay at the top."""
+    new = {"run": "r", "base": "nano", "a": 1, "phases": [{"name": "p", "until": 3}], "seed": 2}
+    assert update_text("# Top.\n\na: 1 # one\n", new, "x.yaml") == (
+        "# Top.\n\nrun: r\nbase: nano\na: 1 # one\nphases:\n  - {name: p, until: 3}\nseed: 2\n"
+    )
+
+
 def test_line_ends_of_other_systems_stay() -> None:
     """A file with CRLF keeps them, on new lines as well."""
     new = values() | {"seed": 7}

@@ -13,8 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zerotrain.artifact.untrusted import find_name_error
+from zerotrain.builder.writing import read_values
 from zerotrain.config.expansion import check_expansion, check_nesting
+from zerotrain.config.families import LANGUAGE_MODELS
 from zerotrain.config.scalar import scalar
+from zerotrain.config.update import update_text
 from zerotrain.errors import PipelineError, show_controls
 from zerotrain.importers.command import LAUNCHERS
 from zerotrain.importers.command_line import import_command
@@ -87,6 +90,8 @@ class Imported:
     """By outcome, in the order of HEADINGS; without those that did not happen."""
     missing: tuple[str, ...]
     """Our keys that the source does not have and that a run needs."""
+    name: str
+    """A name for it: of its run, if the source has one."""
     before: Imported | None = None
     """The run whose weights this one begins with, for a script of two trainings."""
 
@@ -259,8 +264,34 @@ def _as_imported(found: ImportedConfig, folder: Path) -> Imported:
         text=_clean(config_text(found), folder),
         rows={outcome: some for outcome, some in rows.items() if some},
         missing=tuple(key for key in NEEDED if key not in values),
+        name=_name(values.get("run")),
         before=None if found.before is None else _as_imported(found.before, folder),
     )
+
+
+def _name(run: object) -> str:
+    """Return a name that a file can have."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", str(run or "")).lstrip("-_.")
+    return name[:80] or "imported"
+
+
+def complete(text: str, name: str) -> str:
+    """Add what a run needs and an imported part of one does not have, for the form to ask.
+
+    Args:
+        text: What was imported.
+        name: A name for the run.
+    """
+    values = read_values(text, name)
+    family = values.get("family")
+    asked = {"images": "images"}
+    if family in LANGUAGE_MODELS:
+        asked = {"source": "text", "path": "data/text.jsonl"}
+    phases = [{"name": "train", "until": 1000}]
+    needed = {"run": name.replace(".", "-"), "base": "nano", "data": asked, "phases": phases}
+    if values.keys() >= needed.keys():
+        return text
+    return update_text(text, {**needed, **values}, name)
 
 
 def _row(note: Note, folder: Path) -> Row:

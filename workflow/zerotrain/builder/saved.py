@@ -32,7 +32,7 @@ class Template:
 
 
 def list_templates() -> list[Template]:
-    """List the templates by name; what is no regular file of a checked name is none."""
+    """List the templates by name; only regular files with a checked name count."""
     found = []
     for file in sorted(FOLDER.glob("*.yaml")):
         try:
@@ -84,7 +84,7 @@ def open_template(name: str) -> str:
     """Return a template's text.
 
     Raises:
-        PipelineError: there is none of the name, or its text cannot be read.
+        PipelineError: it does not exist, or its text cannot be read.
     """
     file = _known(name)
     try:
@@ -101,7 +101,7 @@ def delete_template(name: str) -> None:
     """Delete a template.
 
     Raises:
-        PipelineError: there is none of the name.
+        PipelineError: it does not exist.
     """
     _known(name).unlink(missing_ok=True)
 

@@ -18,6 +18,7 @@ from ruamel.yaml.error import YAMLError
 
 from zerotrain.artifact import create
 from zerotrain.artifact.layout import CONFIGS
+from zerotrain.builder.places import configuration_file
 from zerotrain.config.expansion import check_expansion
 from zerotrain.config.lines import describe_syntax_error
 from zerotrain.config.read import parse_config
@@ -83,7 +84,7 @@ class Written:
     """The copy of the former file; None if there was none."""
 
 
-def propose(name: str, text: str) -> Proposal:
+def propose(name: str, text: str, start: str = "") -> Proposal:
     """Compare a configuration with the file that is to hold it.
 
     A new file gets the text as it is. An existing one keeps its comments, its order and the bytes
@@ -92,6 +93,7 @@ def propose(name: str, text: str) -> Proposal:
     Args:
         name: The file's name in config/, with or without .yaml.
         text: The configuration.
+        start: Path of the configuration that it began with, whose comments a new file gets.
 
     Raises:
         PipelineError: the name is no name, the configuration is invalid, or the file cannot be
@@ -101,7 +103,7 @@ def propose(name: str, text: str) -> Proposal:
     values = read_values(text, str(file))
     parse_config(values, str(file))
     if not file.exists():
-        return Proposal(file, None, text if text.endswith("\n") else f"{text}\n")
+        return Proposal(file, None, with_comments_of(start, text, values))
     former = file.read_bytes()
     try:
         before = former.decode()
@@ -113,18 +115,19 @@ def propose(name: str, text: str) -> Proposal:
     return Proposal(file, former, update_text(before, values, str(file)))
 
 
-def confirm(name: str, text: str, digest: str) -> Written:
+def confirm(name: str, text: str, digest: str, start: str = "") -> Written:
     """Write a proposal, if the file and the new text are those that were shown.
 
     Args:
         name: As in `propose`.
         text: As in `propose`.
         digest: The digest of the proposal that was shown.
+        start: As in `propose`.
 
     Raises:
         PipelineError: the file was saved since, is read-only, or the proposal is another.
     """
-    proposal = propose(name, text)
+    proposal = propose(name, text, start)
     file = proposal.file
     if proposal.digest != digest:
         raise _changed(file)
@@ -141,6 +144,25 @@ def confirm(name: str, text: str, digest: str) -> Written:
         backup.unlink()
         raise _changed(file)
     return Written(file, backup)
+
+
+def with_comments_of(start: str, text: str, values: dict[str, Any]) -> str:
+    """Return a new file's text: that of the configuration that it began with, with its values.
+
+    Args:
+        start: Path of that configuration; empty if there is none.
+        text: The text to take where there is none, or where no program can change it.
+        values: What the new file has to mean.
+    """
+    text = text if text.endswith("\n") else f"{text}\n"
+    if not start:
+        return text
+    try:
+        before = configuration_file(start).read_bytes().decode()
+        check_expansion(before, start)
+        return update_text(before, values, start)
+    except (PipelineError, OSError, UnicodeDecodeError):
+        return text
 
 
 def config_file(name: str) -> Path:

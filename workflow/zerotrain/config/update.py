@@ -104,18 +104,23 @@ def _of_mapping(
                 yield from _of_value(text, value, former[key], new[key])
             else:
                 yield (*spans[key], _changed_pair(text, name, value, new[key]))
-    keys = list(new)
-    for key in added:
-        before = [k for k in keys[: keys.index(key)] if k in former and k in new]
-        last = before[-1] if before else list(former)[-1]
-        at = _line_end(text, spans[last][1])
-        newline = "\r\n" if "\r\n" in text else "\n"
+    newline = "\r\n" if "\r\n" in text else "\n"
+    indent = newline + " " * key_column(node)
+    places: dict[int, list[str]] = {}
+    for place, key in enumerate(new):
+        if key in former:
+            continue
         pair = _block_pair(key, new[key], key_column(node), newline)
-        yield at, at, f"{newline}{' ' * key_column(node)}{pair}"
+        before = [one for one in list(new)[:place] if one in former]
+        if before:  # behind the comment of the key before it
+            places.setdefault(_line_end(text, spans[before[-1]][1]), []).append(indent + pair)
+        else:
+            places.setdefault(min(start for start, _ in spans.values()), []).append(pair + indent)
+    yield from ((at, at, "".join(pairs)) for at, pairs in places.items())
 
 
 def _is_kept_in_place(node: Node, former: Any, new: Any) -> bool:
-    """Return whether a value is changed inside, and not written anew."""
+    """Return whether a value is changed inside, and not written again as a whole."""
     if isinstance(node, MappingNode):
         return isinstance(former, dict) and isinstance(new, dict) and bool(former) and bool(new)
     if isinstance(node, SequenceNode) and isinstance(former, list) and isinstance(new, list):
@@ -187,10 +192,12 @@ def _flow(value: Any) -> str:
 
 
 def _block_pair(key: str, value: Any, column: int, newline: str) -> str:
-    """Write a pair; a section has a line for each of its keys."""
+    """Write a pair; a section has a line for each of its keys, and a list one for each section."""
+    inner = newline + " " * (column + 2)
+    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        return f"{write_value(key)}:" + "".join(f"{inner}- {_flow(one)}" for one in value)
     if not (isinstance(value, dict) and value):
         return f"{write_value(key)}: {_flow(value)}"
-    inner = newline + " " * (column + 2)
     pairs = [_block_pair(name, one, column + 2, newline) for name, one in value.items()]
     return f"{write_value(key)}:{inner}{inner.join(pairs)}"
 
