@@ -150,8 +150,8 @@ def with_comments_of(start: str, text: str, values: dict[str, Any]) -> str:
     """Return a new file's text: that of the configuration that it began with, with its values.
 
     Args:
-        start: Path of that configuration; empty if there is none.
-        text: The text to take where there is none, or where no program can change it.
+        start: Path of that configuration; empty without one.
+        text: The text to take without one, or where no program can change it.
         values: What the new file has to mean.
     """
     text = text if text.endswith("\n") else f"{text}\n"
