@@ -139,15 +139,15 @@ def test_text_of_others_is_escaped(client: TestClient, run: WatchedRun) -> None:
 def test_curve_is_drawn_of_finite_values_alone() -> None:
     """Numbers that are none leave a gap; of two values there is a curve, of one there is none."""
     nan, inf = float("nan"), float("inf")
-    curve = draw_loss([(1, 1.0), (2, nan), (3, 0.5), (4, inf)], [], [(1, "a"), (3, "b")], 10)
+    curve = draw_loss([(1, 1.0), (2, nan), (3, 0.5), (4, inf)], [], [(1, "a"), (3, "b")])
     assert curve is not None
     assert len(curve.loss.split()) == 2
     assert [tick.text for tick in curve.phases] == ["b"]
-    assert draw_loss([(1, nan), (2, 1.0)], [], [], None) is None
-    same = draw_loss([(1, 0.0), (2, 0.0)], [], [], None)
+    assert draw_loss([(1, nan), (2, 1.0)], [], []) is None
+    same = draw_loss([(1, 0.0), (2, 0.0)], [], [])
     assert same is not None
     assert "nan" not in same.loss
     assert find_ticks(0, 700) == [0, 200, 400, 600]
-    long = draw_loss([(step, step / 7) for step in range(100_000)], [], [], None)
+    long = draw_loss([(step, step / 7) for step in range(100_000)], [], [])
     assert long is not None
     assert len(long.loss) < 6000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from zerotrain.artifact.layout import RunFolder
-from zerotrain.artifact.layout import runs_here as configured_runs
+from zerotrain.artifact.layout import CONFIGS, RunFolder, run_of
 from zerotrain.builder.writing import NAME
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.watch.runs import runs_here
@@ -57,10 +57,21 @@ def known_runs() -> dict[str, Path | None]:
     A name that is not a run's counts as none: it would lead out of results/.
     """
     found: dict[str, Path | None] = dict.fromkeys(runs_here())
-    for file, run in configured_runs().items():
+    for file in sorted(CONFIGS.glob("*.yaml")):
+        try:
+            about = file.stat()
+        except OSError:  # removed meanwhile
+            continue
+        run = _run_of(file, (about.st_ino, about.st_size, about.st_mtime_ns))
         if run is not None and found.get(run) is None:
             found[run] = file
     return {run: found[run] for run in sorted(found) if NAME.fullmatch(run)}
+
+
+@lru_cache(maxsize=1024)
+def _run_of(file: Path, stamp: tuple[int, int, int]) -> str | None:
+    """Read a file's run once for each version of it: pages ask every two seconds."""
+    return run_of(file)
 
 
 def check_run(run: str) -> str:

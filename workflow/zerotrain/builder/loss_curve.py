@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 720.0, 240.0
-LEFT, RIGHT, TOP, BOTTOM = 72.0, 8.0, 24.0, 24.0
+LEFT, RIGHT, TOP, BOTTOM = 72.0, 32.0, 24.0, 24.0
 """Margins, which hold the numbers and the names of phases."""
 EDGES = (LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM)
 """Left, right, top and bottom of the curves."""
 MOST_POINTS = 300
 """More cannot be seen apart; the page asks for the curve every two seconds."""
 TICKS = 5
-Points = Sequence[tuple[int, float]]
+Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class LossCurve:
 
 
 def draw_loss(
-    loss: Points, val_loss: Points, phase_starts: Sequence[tuple[int, str]], until: int | None
+    loss: Points, val_loss: Points, phase_starts: Sequence[tuple[int, str]]
 ) -> LossCurve | None:
     """Draw the losses of a run.
 
@@ -55,7 +55,6 @@ def draw_loss(
         loss: Mean training loss by step.
         val_loss: Validation loss by step.
         phase_starts: First step of each phase, with its name.
-        until: The last step that is planned, if known: the curve has room for it.
 
     Returns:
         The drawing; None if there are no two finite values.
@@ -65,7 +64,7 @@ def draw_loss(
     if len(both) < 2:
         return None
     first, last = min(step for step, _ in both), max(step for step, _ in both)
-    last = max(last, until or 0, first + 1)
+    last = max(last, first + 1)
     low, high = min(value for _, value in both), max(value for _, value in both)
     room = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
     low, high = low - room, high + room
@@ -108,7 +107,7 @@ def find_ticks(low: float, high: float) -> list[float]:
     return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _finite(points: Points) -> list[tuple[int, float]]:
+def _finite(points: Points) -> list[tuple[float, float]]:
     return [(step, value) for step, value in points if math.isfinite(value)]
 
 

@@ -154,8 +154,7 @@ def _readers(request: Request) -> RunReaders:
 
 def _live(request: Request, run: str) -> dict[str, Any]:
     state = _readers(request).read(run)
-    until = state.training.until_step if state.training else None
-    curve = draw_loss(state.loss, state.val_loss, state.phase_starts, until)
+    curve = draw_loss(state.loss, state.val_loss, state.phase_starts)
     output = read_output(run, "switch" if _is_switching(run) else _newest(run), OUTPUT_LINES)
     values = {
         "state": state,
