@@ -35,6 +35,12 @@ def test_dropped_file_is_shown_and_opens_in_the_form(client: TestClient) -> None
     """Every key is listed with its outcome; what a run needs beyond it is added for the form."""
     file = ("ds.json", (REFERENCES / "openmind" / "example_zero2.json").read_bytes())
     page = client.post("/import", files={"files": file}, data={"precision": "bf16"}).text
+    assert page.startswith("<!doctype html>")  # without scripts a page, with them a part of it
+    twice = client.post("/import", files=[("files", file), ("files", file)])
+    assert "two files have the name" in twice.text
+    scripted = {"HX-Request": "true"}
+    page = client.post("/import", files={"files": file}, headers=scripted).text
+    assert page.startswith("<h2>ds.json")
     for text in ("Taken over", "Was auto", "Ignored", "It does not say run, base, data, phases"):
         assert text in page
     part = "# Of a file.\ntrain:\n  learning_rate: 1.0e-4 # kept\n"
@@ -115,5 +121,5 @@ def test_hostile_forms_are_refused_in_a_sentence(client: TestClient) -> None:
         400,
         422,
     )
-    assert client.post("/import", data={"pasted": "#" * 2**22}).status_code == 413
+    assert client.post("/import", data={"pasted": "#" * 2**21}).status_code == 413
     assert not Path("config/new.yaml").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import urlencode
 
 from starlette.concurrency import run_in_threadpool
@@ -25,11 +26,12 @@ from zerotrain.builder.writing import check_name
 from zerotrain.errors import PipelineError
 
 PRECISIONS = ("", "bf16", "fp16", "no")
+FORM = {"precisions": PRECISIONS, "most_files": MOST_FILES}
 
 
 def show(_: Request) -> Response:
     """Answer with the empty form."""
-    return page("import", {"precisions": PRECISIONS, "most_files": MOST_FILES}, here="/import")
+    return page("import", {**FORM, "part": ""}, here="/import")
 
 
 async def read(request: Request) -> Response:
@@ -37,18 +39,22 @@ async def read(request: Request) -> Response:
     async with request.form(
         max_files=MOST_FILES + 1, max_fields=20, max_part_size=MOST_BYTES + 1
     ) as form:
-        files = {
-            one.filename: await one.read()
-            for one in form.getlist("files")
-            if isinstance(one, UploadFile) and one.filename
-        }
+        files: dict[str, bytes] = {}
+        for one in form.getlist("files"):
+            if isinstance(one, UploadFile) and one.filename:
+                if one.filename in files:
+                    raise PipelineError(
+                        f"two files have the name {one.filename!r}",
+                        hint="drop the one that the configuration names",
+                    )
+                files[one.filename] = await one.read()
         pasted, answers = _text(form, "pasted"), _answers(form)
     try:
         found = await run_in_threadpool(import_drop, files, pasted, answers)
     except ImportRefusedError as error:
-        return page("import_refused", {"problems": error.problems}, status=422)
+        return _answer(request, "import_refused", {"problems": error.problems}, 422)
     runs = [one for one in (found.before, found) if one is not None]
-    return page("imported", {"runs": runs, "headings": HEADINGS})
+    return _answer(request, "imported", {"runs": runs, "headings": HEADINGS}, 200)
 
 
 async def open_in_form(request: Request) -> Response:
@@ -58,6 +64,14 @@ async def open_in_form(request: Request) -> Response:
     text = complete(_text(form, "text").replace("\r\n", "\n"), name)
     saved = save_template(name, text, replace="replace" in form)
     return RedirectResponse(f"/build?{urlencode({'from': str(saved.file)})}", 303)
+
+
+def _answer(request: Request, part: str, values: dict[str, Any], status: int) -> Response:
+    """Answer with a part of the page; with all of it where no script asks."""
+    if "hx-request" in request.headers:
+        return page(part, values, status=status)
+    whole = {**FORM, **values, "part": f"{part}.html.j2"}
+    return page("import", whole, here="/import", status=status)
 
 
 def _answers(form: FormData) -> Answers:
