@@ -18,7 +18,7 @@ from ruamel.yaml.error import YAMLError
 
 from zerotrain.artifact import create
 from zerotrain.artifact.layout import CONFIGS
-from zerotrain.builder.places import configuration_file
+from zerotrain.builder.places import check_launch_files, configuration_file
 from zerotrain.config.expansion import check_expansion
 from zerotrain.config.lines import describe_syntax_error
 from zerotrain.config.read import parse_config
@@ -96,11 +96,12 @@ def propose(name: str, text: str, start: str = "") -> Proposal:
         start: Path of the configuration that it began with, whose comments a new file gets.
 
     Raises:
-        PipelineError: the name is no name, the configuration is invalid, or the file cannot be
-            changed by a program.
+        PipelineError: the name is no name, the configuration is invalid or names a launch file
+            outside of the project, or the file cannot be changed by a program.
     """
     file = config_file(name)
     values = read_values(text, str(file))
+    check_launch_files(values)
     parse_config(values, str(file))
     if not file.exists():
         return Proposal(file, None, with_comments_of(start, text, values))
