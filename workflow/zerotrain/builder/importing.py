@@ -199,11 +199,12 @@ def _check_limits(texts: Mapping[str, str], pasted: str) -> None:
 
 def _decode(name: str, content: bytes) -> str:
     """Check a file's name, size and encoding, and return its text."""
-    error = find_name_error(name)
+    reason = find_name_error(name)
     if "/" in name or len(name.encode(errors="replace")) > 200:
-        error = "is not the name of a file"
-    if error:
-        raise PipelineError(f"the name {name!a} {error}", hint="rename the file, and drop it again")
+        reason = "is not the name of a file"
+    if reason:
+        what = f"the name {name!a} {reason}"
+        raise PipelineError(what, hint="rename the file, and drop it again")
     if Path(name).suffix.casefold() not in (*FORMS, *SCRIPTS):
         raise PipelineError(
             f"{name}: none of {', '.join((*FORMS, *SCRIPTS))}",

@@ -75,7 +75,7 @@ def _of_value(text: str, node: Node, former: Any, new: Any) -> Iterator[Edit]:
     """Yield the edits that give a node another value of its kind."""
     if isinstance(node, MappingNode):
         yield from _of_mapping(text, node, former, new)
-    else:
+    elif isinstance(node, SequenceNode):
         yield from _of_sequence(text, node, former, new)
 
 
