@@ -23,6 +23,7 @@ from snakemake.logging import DefaultFilter, LogEvent, logger
 from snakemake.settings.enums import Quietness
 
 from zerotrain.errors import EXIT_UNFINISHED, show_controls
+from zerotrain.pipeline.terminal.last_error import last_error, log_size
 from zerotrain.pipeline.terminal.reasons import NEW, describe_reason, is_stage, job_name, made_by
 from zerotrain.training.checkpointing.progress_folder import saved_steps
 from zerotrain.training.reporting.display import format_duration
@@ -64,8 +65,6 @@ INTERRUPTED = {EXIT_UNFINISHED, 130, 143}
 """Exit codes of a stage that was asked to stop."""
 FirstLines = Callable[[Any, Mapping[Any, str]], list[str]]
 """Returns the lines above a dry run's stages, from the graph and each stage's reason."""
-ERROR_LINES = 6
-"""Lines of a stage's log that are shown if the stage ran on another machine."""
 
 
 def replace_output(workflow: Any, first_lines: FirstLines) -> None:
@@ -190,7 +189,7 @@ class StageLines(logging.Handler):
         self._started[number] = time.monotonic()
         self._failed_in_group.discard(number)
         if job is not None and not self._workflow.dryrun:
-            self._log_sizes.update((str(path), _size(path)) for path in job.log)
+            self._log_sizes.update((str(path), log_size(path)) for path in job.log)
         if job is None or not self._shows(Quietness.RULES):
             return None
         reason = self._reasons[number]
@@ -300,37 +299,6 @@ class StageLines(logging.Handler):
     def _shows(self, what: Quietness) -> bool:
         hushed = Quietness.ALL in self._quiet and not self._workflow.dryrun
         return not hushed and what not in self._quiet
-
-
-def last_error(logs: list[str], sizes: Mapping[str, int], *, at_end: bool = False) -> list[str]:
-    """Return a failed stage's error message, from the last `ERROR` line of its logs.
-
-    Args:
-        logs: Log files; the first with such a line is used.
-        sizes: Size of each file in bytes before the stage started: logs are appended to.
-        at_end: Whether only the end of a log counts, so that nothing succeeded after the error.
-    """
-    for log in logs:
-        before = sizes.get(log, 0)
-        try:
-            with Path(log).open("rb") as stream:
-                stream.seek(before if before <= _size(log) else 0)
-                lines = stream.read().decode(errors="replace").splitlines()
-        except OSError:
-            continue
-        places = [place for place, line in enumerate(lines) if line.startswith("ERROR")]
-        if at_end and places and places[-1] < len(lines) - ERROR_LINES:
-            continue
-        if places:
-            return lines[places[-1] :][:ERROR_LINES]
-    return []
-
-
-def _size(path: str) -> int:
-    try:
-        return Path(path).stat().st_size
-    except OSError:
-        return 0
 
 
 def _after_a_kill(job: Any) -> str:

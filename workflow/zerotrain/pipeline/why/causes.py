@@ -22,7 +22,7 @@ from zerotrain.pipeline.former_results import LONG_AGO
 from zerotrain.pipeline.graph.code import Code, is_code_changed
 from zerotrain.pipeline.rebuild import TRAINING
 from zerotrain.pipeline.terminal.changes import NOT_SET, Change, format_change
-from zerotrain.pipeline.terminal.handler import last_error
+from zerotrain.pipeline.terminal.last_error import last_error
 from zerotrain.pipeline.terminal.reasons import (
     changed_files,
     find_value_changes,
