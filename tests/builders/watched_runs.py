@@ -55,19 +55,25 @@ class WatchedRun:
             self.make(path / name, **({"until": until} if name == "checkpoint" else {}))
         (path / "metrics.json").write_text("{}")
 
-    def log(self, phase: str, *steps: int, **values: Any) -> Path:
-        """Append lines to a phase's metrics.jsonl, of 0.1 s a step; the loss is 1 / step."""
+    def log(self, phase: str, *steps: int, of: str | None = None) -> Path:
+        """Append lines to a phase's metrics.jsonl, of 0.1 s a step; the loss is 1 / step.
+
+        Args:
+            phase: The phase whose file it is.
+            steps: A line each.
+            of: The phase of these steps; default: the same.
+        """
         progress = self.folder.phase(phase).progress
         progress.mkdir(parents=True, exist_ok=True)
         with (progress / LOG).open("a") as stream:
             for step in steps:
                 line = {
-                    "phase": phase, "step": step, "loss": 1 / step, "grad_norm": 0.5,
+                    "phase": of or phase, "step": step, "loss": 1 / step, "grad_norm": 0.5,
                     "learning_rate": 1e-3, "epoch": step / 100, "seconds": step / 10,
                     "samples_per_second": 320.0, "seconds_forward": 0.03, "seconds_backward": 0.06,
                     "seconds_data": 0.01, "host_bytes": 2**30, "device_bytes": 0,
                 }  # fmt: skip
-                stream.write(json.dumps({**line, **values}) + "\n")
+                stream.write(json.dumps(line) + "\n")
         return progress / LOG
 
     def lock(self, phase: str, owner: LockOwner | None = None) -> Path:
