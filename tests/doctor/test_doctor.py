@@ -242,7 +242,7 @@ def test_a_broken_config_or_run_yaml_does_not_hide_the_rest(project: Path, here:
     report = examine("tiny")
     assert len(report.problems) == 2
     assert "lerning_rate: unknown key" in report.problems[0]
-    assert "its run.yaml is not what this version writes" in report.problems[1]
+    assert "run.yaml: not what this version writes" in report.problems[1]
     assert report.facts["run"]["last_phase"]["newest_checkpoint"]["step"] == 5
 
 

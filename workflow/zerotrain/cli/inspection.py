@@ -1,4 +1,4 @@
-"""Commands that inspect: doctor, trace, cluster check; and the set-up's build_ops."""
+"""Commands that inspect: watch, doctor, trace, cluster check; and the set-up's build_ops."""
 
 from __future__ import annotations
 
@@ -31,6 +31,33 @@ def doctor(
     report = examine(run, config)
     print(report.json() if json else report.text(), end="")
     raise typer.Exit(1 if report.problems else 0)
+
+
+def watch(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Name of a run, or its config; default: the one at work, or the newest.",
+        ),
+    ] = None,
+    config: OfRun = None,
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, metavar="SECONDS", help="Time between two looks; default: 2, in a pipe 10."
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print it once as JSON.")] = False,
+) -> None:
+    """Show a run's stages, position, loss and pace until it is over; Ctrl-C ends the view alone.
+
+    Exit code 1: the run was stopped or has failed.
+    """
+    from zerotrain.pipeline.watch.command import watch
+
+    raise typer.Exit(watch(run, config, interval, once=once, as_json=json))
 
 
 def why(

@@ -13,8 +13,14 @@ from typing import Any
 import yaml
 
 from zerotrain.config.scalar import scalar
+from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.settings import nest_keys
+from zerotrain.launch.value_types import check_types
+
+Loader = yaml.CSafeLoader
+MOST_REASON = 200
+"""Characters of a parser's message."""
 
 
 def write_run_yaml(phase: ResolvedPhase, path: Path) -> None:
@@ -36,18 +42,48 @@ def write_run_yaml(phase: ResolvedPhase, path: Path) -> None:
 
 
 def read_run_yaml(path: Path) -> ResolvedPhase:
-    """Read a file of write_run_yaml."""
-    document = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
-    entries = dict(_entries(document))
-    return ResolvedPhase.from_values(
-        nest_keys({name: entry["value"] for name, entry in entries.items()}),
-        {name: (e["source"], e.get("reason", "")) for name, e in entries.items()},
+    """Read a file of write_run_yaml.
+
+    Raises:
+        PipelineError: it is not what this version writes.
+        OSError: it cannot be read.
+    """
+    content = path.read_bytes()
+    try:
+        entries = dict(_entries(_load(content.decode())))
+        values = nest_keys({name: entry["value"] for name, entry in entries.items()})
+        check_types(values)
+        phase = ResolvedPhase.from_values(
+            values, {name: (e["source"], e.get("reason", "")) for name, e in entries.items()}
+        )
+        phase.values()  # no key is missing
+        return phase
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise _not_ours(path, error) from error
+    except yaml.YAMLError as error:
+        raise _not_ours(path, error) from error
+
+
+def _load(text: str) -> Any:
+    """Parse a file without aliases, of which a short one can name a document of any size."""
+    if "&" in text and any(isinstance(one, yaml.AliasEvent) for one in yaml.parse(text, Loader)):
+        raise ValueError("it has YAML aliases")
+    return yaml.load(text, Loader)
+
+
+def _not_ours(path: Path, error: Exception) -> PipelineError:
+    reason = " ".join(str(error).split())[:MOST_REASON]
+    return PipelineError(
+        f"{path}: not what this version writes ({type(error).__name__}: {reason})",
+        hint="run snakemake, which renders it again, or restore the folder from a copy",
     )
 
 
 def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the entries by dotted name."""
     for key, value in section.items():
+        if not isinstance(key, str):
+            raise TypeError(f"the key {key!r} is no text")
         if "source" in value and value.keys() <= {"value", "source", "reason"}:
             yield f"{prefix}{key}", value
         else:

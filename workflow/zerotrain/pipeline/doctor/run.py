@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from zerotrain import artifact
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.config.read import read_config
@@ -71,7 +69,7 @@ def _last_phase(launch: Path, folder: Path, machine: Machine, report: Report) ->
         "newest_checkpoint": _newest(progress),
         "ended": f"code {ended.code}: {ended.reason}" if ended else None,
     }
-    phase = _noting(report, lambda: _read_phase(launch))
+    phase = _noting(report, lambda: read_run_yaml(launch / "run.yaml"))
     if phase is not None:
         facts["not_default"] = _not_default(phase)
     if phase is None:
@@ -120,16 +118,6 @@ def _noting(report: Report, look: Callable[[], T]) -> T | None:
     except PipelineError as error:
         report.problems.append(f"{error.what}. {error.hint}")
         return None
-
-
-def _read_phase(launch: Path) -> ResolvedPhase:
-    try:
-        return read_run_yaml(launch / "run.yaml")
-    except (TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
-        raise PipelineError(
-            f"{launch}: its run.yaml is not what this version writes ({type(error).__name__})",
-            hint="run snakemake, which renders it again",
-        ) from error
 
 
 def _not_default(phase: ResolvedPhase) -> dict[str, str]:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import yaml
-
 from zerotrain.artifact.layout import RESULTS, RunFolder, files_of
 from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
@@ -96,9 +94,7 @@ def rendered_phase(run: str, phase: str) -> ResolvedPhase | None:
     path = RESULTS / run / phase / "launch" / "run.yaml"
     try:
         return read_run_yaml(path)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, PipelineError):
-        return None
-    except yaml.YAMLError:
+    except (OSError, PipelineError):
         return None
 
 

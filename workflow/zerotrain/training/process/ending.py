@@ -15,7 +15,10 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
@@ -84,11 +87,21 @@ def write_exit_record(
 
 
 def read_exit_record(progress: Path) -> ExitRecord | None:
-    """Return what a process or the watch left, if anything."""
+    """Return what a process or the watch left, if anything that is a record."""
     try:
-        return ExitRecord(**json.loads((progress / EXIT).read_text()))
-    except (OSError, ValueError, TypeError):
+        return _exit_reader().validate_json((progress / EXIT).read_bytes())
+    except (OSError, ValueError):
         return None
+
+
+@cache
+def _exit_reader() -> TypeAdapter[ExitRecord]:
+    return TypeAdapter(ExitRecord)
+
+
+@cache
+def _code_reader() -> TypeAdapter[dict[int, int]]:
+    return TypeAdapter(dict[int, int])
 
 
 def describe_unfinished(phase: str, progress: Path, until: int, reason: str) -> str:
@@ -201,11 +214,11 @@ class LaunchDeath:
 
 def read_exit_codes(progress: Path) -> dict[int, int]:
     """Return the exit codes by rank of the processes on all machines that did not end with 0."""
-    codes: dict[str, int] = {}
+    codes: dict[int, int] = {}
     for path in sorted(progress.glob(ENDED)):
         with contextlib.suppress(OSError, ValueError):
-            codes |= json.loads(path.read_text())
-    return {int(rank): int(code) for rank, code in codes.items()}
+            codes |= _code_reader().validate_json(path.read_bytes())
+    return codes
 
 
 def _format_exit_codes(ended: Mapping[int, int]) -> str:

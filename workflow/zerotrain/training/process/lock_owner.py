@@ -12,12 +12,19 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypedDict
+from functools import cache
+from typing import Annotated, Any, TypedDict
 
 import psutil
+from pydantic import Field, TypeAdapter
 
 from zerotrain.machine import slurm_job
 from zerotrain.machine.liveness import boot_id, pid_namespace
+
+Number = Annotated[int, Field(ge=0, lt=2**31)]
+"""A pid, a user's id or a count."""
+Seconds = Annotated[float, Field(ge=0, lt=2**33, allow_inf_nan=False)]
+"""A time that the calendar has, or a duration."""
 
 
 @dataclass(frozen=True)
@@ -25,23 +32,23 @@ class LockOwner:
     """Process that trains; its start time distinguishes it from a later one with the same pid."""
 
     host: str
-    pid: int
-    started: float
+    pid: Number
+    started: Seconds
     """Start of the process, seconds since the epoch."""
     job: str
     """Slurm job id, or empty."""
-    restart: int = 0
+    restart: Number = 0
     """Number of times that Slurm has requeued the job."""
     cluster: str = ""
     """Slurm's name of the job's cluster."""
-    user: int | None = None
+    user: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     """The user's id: Slurm may hide other users' jobs (PrivateData)."""
 
     boot: str = ""
     """The kernel's boot id; empty: not recorded."""
-    pid_namespace: int = 0
+    pid_namespace: Annotated[int, Field(ge=0)] = 0
     """Inode of the PID namespace in which the pid is valid; 0: not recorded."""
-    lease: float = 0.0
+    lease: Seconds = 0.0
     """Largest number of seconds between two signs of life; 0: it gives none."""
 
     @classmethod
@@ -49,12 +56,13 @@ class LockOwner:
         """Read an owner from JSON values, including those of an earlier or a later version.
 
         Raises:
-            TypeError: the values name no process.
+            TypeError: the values are no mapping.
+            ValueError: they name no process.
         """
         if not isinstance(values, Mapping):
             raise TypeError(f"a mapping is expected, not {values!r}")
         known = {item.name for item in fields(cls)}
-        return cls(**{key: value for key, value in values.items() if key in known})
+        return _reader().validate_python({k: v for k, v in values.items() if k in known})
 
     def is_running(self) -> bool | None:
         """Return whether the owner runs; None if neither its pid nor Slurm shows it.
@@ -103,6 +111,11 @@ class LockOwner:
         twin = self.host == socket.gethostname() and not self._is_here()
         where = ", in another container or on another machine of this name" if twin else ""
         return f"{job}, since {since}{where}"
+
+
+@cache
+def _reader() -> TypeAdapter[LockOwner]:
+    return TypeAdapter(LockOwner)
 
 
 def this_process(lease: float = 0.0) -> LockOwner:

@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate, chain, islice, repeat, takewhile
 from operator import attrgetter, is_not, itemgetter
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import psutil
+from pydantic import Field, TypeAdapter
 
 from zerotrain.training.step_counter import StepCounter
 
@@ -62,24 +63,28 @@ class CodeLocation(NamedTuple):
         return f"{self.file.rpartition(PACKAGE)[2]}:{self.line} ({self.function})"
 
 
+Number = Annotated[int, Field(ge=0, lt=2**31)]
+Seconds = Annotated[float, Field(ge=0, lt=2**33, allow_inf_nan=False)]
+
+
 @dataclass(frozen=True)
 class RankStatus:
     """Last report of one process."""
 
-    rank: int
+    rank: Number
     host: str
-    pid: int
-    started: float
+    pid: Number
+    started: Seconds
     """Start of the process, seconds since the epoch: distinguishes processes with one pid."""
-    step: int | None
+    step: Annotated[int, Field(ge=0, lt=2**62)] | None
     """The step that it computes, from 1; None before the first."""
     at: str
     """The innermost place in our code: file, line and function."""
     waits: bool
     """Whether it is in a collective with the others."""
-    still: float
+    still: Seconds
     """Seconds since its main thread, or a thread that this one waits for, last moved."""
-    time: float
+    time: Seconds
     """Time of this report, seconds since the epoch."""
 
     def silent_seconds(self, now: float) -> float:
@@ -188,12 +193,20 @@ class Heartbeat:
 
 
 def read_statuses(progress: Path) -> list[RankStatus]:
-    """Return the last reports of a training's processes, by rank."""
+    """Return the last reports of a training's processes, by rank.
+
+    A file that is no report, or is being replaced, is left out.
+    """
     statuses = []
     for path in sorted((progress / RANKS).glob("*.json")):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            statuses.append(RankStatus(**json.loads(path.read_text())))
+        with contextlib.suppress(OSError, ValueError):
+            statuses.append(_reader().validate_json(path.read_bytes()))
     return statuses
+
+
+@cache
+def _reader() -> TypeAdapter[RankStatus]:
+    return TypeAdapter(RankStatus)
 
 
 def late_ranks(statuses: Sequence[RankStatus], now: float) -> list[RankStatus]:
