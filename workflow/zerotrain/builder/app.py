@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 
-from zerotrain.builder import build, start
+from zerotrain.builder import build, import_page, run_pages, start, write_page
 from zerotrain.builder.build import Looks
 from zerotrain.builder.pages import page, refusal
 from zerotrain.builder.security import HEADERS, Guard
@@ -24,7 +24,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.importers import enable_launch_files
 
 STATIC = Path(__file__).with_name("static")
-MODULES = (start, build)
+MODULES = (start, build, import_page, write_page, run_pages)
 """Modules with `routes`, in the order in which they are looked through."""
 
 

@@ -17,7 +17,10 @@ from zerotrain.errors import show_controls
 from zerotrain.machine.host import gib
 
 TEMPLATES = Path(__file__).with_name("templates")
-PLACES = (("/", "Start"), ("/build", "Build"))
+PLACES = (
+    ("/", "Start"), ("/build", "Build"), ("/import", "Import"), ("/templates", "Templates"),
+    ("/runs", "Runs"),
+)  # fmt: skip
 """The pages that each page names at its top."""
 
 

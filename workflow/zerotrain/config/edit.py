@@ -125,9 +125,9 @@ def _by_hand(split: Split) -> str:
     launch = f"launch: {preset}" if set(split.launch) == {"preset"} else ""
     if not launch and split.launch:
         launch = (
-            "launch: {" + _row({k: f"{k}: {_scalar(v)}" for k, v in split.launch.items()}) + "}"
+            "launch: {" + _row({k: f"{k}: {write_value(v)}" for k, v in split.launch.items()}) + "}"
         )
-    more = [f"{key}: {_scalar(value)}" for key, value in split.following.items()]
+    more = [f"{key}: {write_value(value)}" for key, value in split.following.items()]
     return ", ".join(f"`{pair}`" for pair in [launch, *more] if pair)
 
 
@@ -159,25 +159,25 @@ def _split_text(text: str, split: Split) -> str:
     newline = "\r\n" if "\r\n" in text else "\n"
     phases = _values(YAML().compose(text))["phases"]
     node = next(node for node in phases.value if _values(node)["name"].value == split.phase)
-    values, spans = _values(node), _spans(text, node)
+    values, spans = _values(node), find_spans(text, node)
     launch = values.get("launch")
 
     pairs = {key: text[slice(*span)] for key, span in spans.items() if key not in NOT_INHERITED}
-    pairs["name"] = f"name: {_scalar(split.name)}"
+    pairs["name"] = f"name: {write_value(split.name)}"
     if launch is not None or split.launch:
         pairs["launch"] = f"launch:{_launch(text, launch, split.launch, newline)}"
-    pairs |= {key: f"{key}: {_scalar(value)}" for key, value in split.following.items()}
+    pairs |= {key: f"{key}: {write_value(value)}" for key, value in split.following.items()}
     following = _mapping(pairs, node, newline)
-    end = _end(node) if node.flow_style else max(stop for _, stop in spans.values())
+    end = find_end(node) if node.flow_style else max(stop for _, stop in spans.values())
     if phases.flow_style:
         inserted = f", {following}"
     else:
         # A comment behind the last value stays on its line.
         end = end + len(text[end:].splitlines()[0]) if text[end:] else end
-        dash = _dash_column(text, phases)
-        inserted = f"{newline}{' ' * dash}{'-':{_column(node) - dash}}{following}"
+        dash = dash_column(text, phases)
+        inserted = f"{newline}{' ' * dash}{'-':{key_column(node) - dash}}{following}"
 
-    ended = {key: f"{key}: {_scalar(value)}" for key, value in split.ended.items()}
+    ended = {key: f"{key}: {write_value(value)}" for key, value in split.ended.items()}
     if split.ended_launch:
         ended["launch"] = f"launch:{_launch(text, launch, split.ended_launch, newline)}"
     start, stop = spans["until"]
@@ -195,7 +195,7 @@ def _launch(text: str, launch: Node | None, changes: Values, newline: str) -> st
     """Write what follows `launch:`: a name, or a mapping if there are values next to the preset."""
     pairs = {}
     if isinstance(launch, MappingNode):
-        pairs = {key: text[slice(*span)] for key, span in _spans(text, launch).items()}
+        pairs = {key: text[slice(*span)] for key, span in find_spans(text, launch).items()}
         former = _values(launch)["preset"].value if "preset" in pairs else None
     else:
         former = launch.value if launch is not None else None
@@ -204,13 +204,13 @@ def _launch(text: str, launch: Node | None, changes: Values, newline: str) -> st
     pairs = {key: pair for key, pair in pairs.items() if key not in left}
     for key, value in changes.items():
         if key != "preset" or value != former:
-            pairs[key] = f"{key}: {_scalar(value)}"
+            pairs[key] = f"{key}: {write_value(value)}"
     if not isinstance(launch, MappingNode):
         only = changes.get("preset", former)
-        return f" {_scalar(only)}" if set(pairs) == {"preset"} else " {" + _row(pairs) + "}"
+        return f" {write_value(only)}" if set(pairs) == {"preset"} else " {" + _row(pairs) + "}"
     if launch.flow_style:
         return " {" + _row(pairs) + "}"
-    return newline + " " * _column(launch) + _mapping(pairs, launch, newline)
+    return newline + " " * key_column(launch) + _mapping(pairs, launch, newline)
 
 
 def _row(pairs: dict[str, str]) -> str:
@@ -223,17 +223,17 @@ def _mapping(
     """Join pairs that are written already into a mapping in the style and column of another."""
     if style.flow_style:
         return "{" + _row(pairs) + "}" if braces else _row(pairs)
-    return (newline + " " * _column(style)).join(pairs.values())
+    return (newline + " " * key_column(style)).join(pairs.values())
 
 
-def _column(mapping: MappingNode) -> int:
+def key_column(mapping: MappingNode) -> int:
     """Return the column of a block mapping's keys; the node itself starts at its anchor."""
     keys = [] if mapping.flow_style else [key for key, _ in mapping.value]
     column: int = min(node.start_mark.column for node in keys or [mapping])
     return column
 
 
-def _dash_column(text: str, sequence: SequenceNode) -> int:
+def dash_column(text: str, sequence: SequenceNode) -> int:
     """Return the column of a block sequence's dashes; no line before the first has one."""
     begin = sequence.start_mark.index - sequence.start_mark.column
     return len(next(DASH.finditer(text, begin))[1])
@@ -243,11 +243,11 @@ def _values(mapping: MappingNode) -> dict[str, Any]:
     return {key.value: value for key, value in mapping.value}
 
 
-def _spans(text: str, mapping: MappingNode) -> dict[str, tuple[int, int]]:
+def find_spans(text: str, mapping: MappingNode) -> dict[str, tuple[int, int]]:
     """Return by key where it starts and where its value ends."""
     spans: dict[str, tuple[int, int]] = {}
     for key, value in mapping.value:
-        end = _end(value)
+        end = find_end(value)
         if (
             value.start_mark.index <= key.end_mark.index
             or value.start_mark.index == value.end_mark.index
@@ -259,19 +259,19 @@ def _spans(text: str, mapping: MappingNode) -> dict[str, tuple[int, int]]:
     return spans
 
 
-def _end(node: Node) -> int:
+def find_end(node: Node) -> int:
     """Return where a node's text ends; the parser lets a block end where the next thing starts."""
     if isinstance(node, MappingNode | SequenceNode) and not node.flow_style and node.value:
         last = node.value[-1]
-        return _end(last[1] if isinstance(node, MappingNode) else last)
+        return find_end(last[1] if isinstance(node, MappingNode) else last)
     end: int = node.end_mark.index
     return end
 
 
-def _scalar(value: Any) -> str:
+def write_value(value: Any) -> str:
     """Write a value as YAML, in quotes if any reader (Snakemake's is YAML 1.1) needs them."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_scalar, value))}]"
+        return f"[{', '.join(map(write_value, value))}]"
     text = str(value)
     readers = (yaml.safe_load, YAML(typ="safe").load)
     if re.fullmatch(r"[\w./-]+", text) and all(read(text) == value for read in readers):

@@ -116,7 +116,7 @@ def without_comments(text: str) -> str:
     return COMMENT.sub(lambda found: "" if found["comment"] else found[0], text)
 
 
-EXPORT = re.compile(r"""^\s*(?:export\s+)?(\w+)=("[^"]*"|'[^']*'|\S*)\s*$""", re.M)
+EXPORT = re.compile(r"""^[ \t]*(?:export[ \t]+)?(\w+)=("[^"]*"|'[^']*'|\S*)[ \t]*$""", re.M)
 
 
 def _with_variables(text: str) -> str:

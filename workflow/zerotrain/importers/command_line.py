@@ -26,7 +26,7 @@ from zerotrain.importers.diffsynth import (
     split_trainings,
 )
 from zerotrain.importers.diffusers_examples import is_example, read_example
-from zerotrain.importers.files import cached_config, find_file, load_json, load_yaml
+from zerotrain.importers.files import cached_config, find_file, load_json, load_yaml, named_file
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.keys import (
@@ -172,7 +172,7 @@ def _launch_config(command: Command, result: ImportedConfig) -> tuple[dict[str, 
         return {"distributed_type": kind, "num_processes": count}, None
     flags = dict(command.flags)
     file = flags.pop("config_file", None)
-    path = Path(file) if file is not None else cached_config()
+    path = named_file(str(file)) if file is not None else cached_config()
     config: dict[str, Any] = {}
     if path is not None:
         config = load_yaml(path)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,54 @@ from ruamel.yaml.error import YAMLError
 
 from zerotrain.errors import PipelineError
 
+_FOLDER: ContextVar[Path | None] = ContextVar("folder of the only readable files", default=None)
+
+
+@contextlib.contextmanager
+def reading_only(folder: Path) -> Iterator[None]:
+    """Read no other files in this block than those of a folder, in which named files are found.
+
+    A file that was dropped on a page may name any path of the machine; only what was dropped with
+    it is opened.
+    """
+    token = _FOLDER.set(folder)
+    try:
+        yield
+    finally:
+        _FOLDER.reset(token)
+
+
+def may_look(folder: str) -> bool:
+    """Return whether a folder that a file names exists and may be listed."""
+    return _FOLDER.get() is None and Path(folder).expanduser().is_dir()
+
+
+def check_may_look(folder: str, key: str) -> None:
+    """Check that a folder may be listed, for a key whose meaning depends on what is in it.
+
+    Raises:
+        PipelineError: only dropped files may be read.
+    """
+    if _FOLDER.get() is not None:
+        raise PipelineError(
+            f"{key}: depends on the files of {folder}, and a dropped file opens no folder",
+            hint=f"`zerotrain data import FILE` looks there; or leave {key} out of the import",
+        )
+
+
+def named_file(file: str) -> Path:
+    """Return the path of a file that a command line names, which may be missing.
+
+    Raises:
+        PipelineError: only some files may be read, and it is not among them.
+    """
+    return Path(file) if _FOLDER.get() is None else find_file(file, None)
+
 
 def cached_config() -> Path | None:
-    """Return the file that `accelerate config` wrote last, if it exists."""
+    """Return the file that `accelerate config` wrote last, if it exists and may be read."""
+    if _FOLDER.get() is not None:
+        return None
     home = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     hf_home = os.environ.get("HF_HOME", f"{home}/huggingface")
     path = Path(hf_home).expanduser() / "accelerate" / "default_config.yaml"
@@ -24,6 +71,13 @@ def cached_config() -> Path | None:
 
 def find_file(file: str, path: Path | None) -> Path:
     """Find a file from the working directory, or next to the file that names it."""
+    if (folder := _FOLDER.get()) is not None:
+        if os.path.isfile(place := folder / Path(file).name):
+            return place
+        raise PipelineError(
+            f"{path or 'the command'}: names {file}, which is not among the dropped files",
+            hint="drop it together with what names it",
+        )
     named = Path(file).expanduser()
     places = [named]
     if path is not None:

@@ -18,7 +18,7 @@ from typing import Any
 from zerotrain.config.image_source import ImageSourceConfig
 from zerotrain.data.listing import list_images
 from zerotrain.errors import PipelineError
-from zerotrain.importers.files import load_json
+from zerotrain.importers.files import check_may_look, load_json, may_look
 from zerotrain.importers.image_sources import put_resolutions, source_names, source_prefixes
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.key_values import read_keys
@@ -109,7 +109,7 @@ def _put_images(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
         raise PipelineError("image_dir is missing in a subset", hint="name the folder of images")
     folder = str(subset.get("image_dir"))
     result.keep("image_dir", folder, f"{prefix}images")
-    if Path(folder).expanduser().is_dir():
+    if may_look(folder):
         with suppress(PipelineError):  # a folder without images may be filled later
             listing = list_images(ImageSourceConfig(images=folder))
             if inner := [one for one in listing.images if "/" in one]:
@@ -135,6 +135,7 @@ def _put_captions(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
     extension = extension if extension.startswith(".") else f".{extension}"
     if tokens is not None:
         folder = str(subset.get("image_dir"))
+        check_may_look(folder, "class_tokens")
         listing = list_images(ImageSourceConfig(images=folder, caption_extension=extension))
         without = [one for one in listing.images if _stem(one) not in listing.captions]
         if len(without) == len(listing.images):

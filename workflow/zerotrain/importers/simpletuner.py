@@ -11,7 +11,7 @@ from typing import Any
 from zerotrain.errors import PipelineError
 from zerotrain.importers.batch import Part
 from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed, read_plain
-from zerotrain.importers.files import find_file, load_json
+from zerotrain.importers.files import find_file, load_json, named_file
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.keys import SIMPLETUNER
@@ -138,7 +138,7 @@ def simpletuner_config(words: list[str]) -> Path:
             f"simpletuner train: {rest[0]} belongs into its config.json",
             hint="paste `simpletuner train` or `simpletuner train --env NAME`",
         )
-    path = Path("config") / name / "config.json"
+    path = named_file(str(Path("config") / name / "config.json"))
     if not path.is_file():
         raise PipelineError(
             f"simpletuner train reads {path}, which is not there",

@@ -1,0 +1,166 @@
+"""Start, stop and switch from the page: which commands are started, and whose they are."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.builders.refusals import refusal
+from tests.builders.watched_runs import WatchedRun
+
+from zerotrain.builder import processes
+from zerotrain.builder.processes import (
+    StartedCommand,
+    SwitchChoice,
+    plan_switch,
+    read_output,
+    read_started,
+    start,
+    stop,
+    switch,
+)
+from zerotrain.machine.child_process import SUPERVISOR
+
+STAND_IN = """
+import os, sys, time
+supervisor = os.environ.get('ZEROTRAIN_SUPERVISOR')
+print(*sys.argv[1:], supervisor, '\\x1b[31mred\\x1b[0m', flush=True)
+while os.path.exists('busy'):
+    time.sleep(0.02)
+if os.path.exists('refused'):
+    sys.exit('ERROR: cats: it is finished\\n  Hint: raise the last until')
+"""
+"""Prints its command, and works while there is a file `busy`."""
+
+
+@pytest.fixture(autouse=True)
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedRun]:
+    """A run of a project in which every command is a stand-in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        processes, "_program", lambda words: [sys.executable, "-c", STAND_IN, *words]
+    )
+    (tmp_path / "Snakefile").touch()
+    (tmp_path / "config" / "launch").mkdir(parents=True)
+    (tmp_path / "config" / "launch" / "zero2.yaml").touch()
+    yield WatchedRun("cats")
+    (tmp_path / "busy").unlink(missing_ok=True)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def ended(started: StartedCommand) -> bool:
+    return not started.is_alive
+
+
+def test_start_is_the_command_of_a_shell_in_a_session_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The command is what the documentation says, belongs to no server and to no supervisor, and a
+    second start is refused while it runs."""
+    monkeypatch.setenv(SUPERVISOR, "123:456")
+    Path("busy").touch()
+    started = start("cats")
+    words = "snakemake --cores all train --configfile config/cats.yaml"
+    wait_for(lambda: len(read_output("cats", "train", 9)) == 2)
+    assert read_output("cats", "train", 9) == [f"$ {words}", f"{words} None red"]
+    assert os.getsid(started.pid) == started.pid != os.getsid(0)
+    assert read_started("cats", "train") == started
+    assert "works in this project already" in refusal(start, "cats")
+    Path("busy").unlink()
+    wait_for(lambda: ended(started))
+    start("cats")
+
+
+def test_stop_interrupts_what_does_not_train() -> None:
+    """What a page has started is interrupted as by Ctrl-C, by any later server; nothing else is."""
+    assert "nothing of it runs" in refusal(stop, "cats")
+    Path("busy").touch()
+    started = start("cats")
+    wait_for(lambda: len(read_output("cats", "train", 9)) == 2)
+    assert f"pid {started.pid} was interrupted" in stop("cats")
+    wait_for(lambda: ended(started))
+    assert "KeyboardInterrupt" in read_output("cats", "train", 9)[-1]
+
+
+def test_stop_asks_a_training_by_its_stop_file(run: WatchedRun) -> None:
+    """A training ends after its step: the file of the phase that trains is written, no signal."""
+    progress = run.lock("offload")
+    received: list[int] = []
+    former = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    try:
+        assert stop("cats").startswith(f"offload: pid {os.getpid()}")
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert (progress / "stop").is_file()
+    assert received == []
+
+
+def test_switch_starts_the_training_again_once_it_has_succeeded() -> None:
+    """The command is `zerotrain switch`; the next start follows it, and another has to wait."""
+    Path("busy").touch()
+    switched = switch("cats", SwitchChoice("zero2", 2, "bf16"), then_start=True)
+    options = "--to zero2 --num-processes 2 --mixed-precision bf16"
+    assert shlex.join(switched.words) == f"zerotrain switch config/cats.yaml {options}"
+    assert "is being switched" in refusal(start, "cats")
+    assert "is being switched" in refusal(switch, "cats", SwitchChoice("zero2"), then_start=True)
+    assert read_started("cats", "train") is None
+    Path("busy").unlink()
+    wait_for(lambda: read_started("cats", "train"))
+    Path("refused").touch()
+    Path("results/cats/logs/builder.train.json").unlink()
+    failed = switch("cats", SwitchChoice("zero2"), then_start=True)
+    wait_for(lambda: ended(failed))
+    assert read_started("cats", "train") is None
+
+
+def test_plan_of_a_switch_is_its_dry_run_or_its_error() -> None:
+    """A refusal is the command's own sentence and hint."""
+    assert "switch config/cats.yaml --to zero2 --dry-run" in plan_switch(
+        "cats", SwitchChoice("zero2")
+    )
+    Path("refused").touch()
+    assert refusal(plan_switch, "cats", SwitchChoice("zero2")) == (
+        "ERROR: cats: it is finished\n  Hint: raise the last until"
+    )
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        SwitchChoice(), SwitchChoice("--at"), SwitchChoice("../zero2"), SwitchChoice(None, 0),
+        SwitchChoice(None, 10**9), SwitchChoice(None, None, "--accept"),
+    ],
+)  # fmt: skip
+def test_values_that_do_not_exist_start_nothing(choice: SwitchChoice) -> None:
+    """Presets, precisions and numbers are checked before any command has them as words."""
+    assert refusal(switch, "cats", choice, then_start=True)
+    assert not Path("results/cats/logs").exists()
+
+
+def test_pid_of_another_process_is_not_taken_for_a_started_one(run: WatchedRun) -> None:
+    """A record outlives its process: whoever has the pid later is neither shown nor interrupted."""
+    child = psutil.Popen([sys.executable, "-c", "input()"], stdin=-1)
+    try:
+        record = run.folder.path / "logs" / "builder.train.json"
+        record.parent.mkdir(parents=True)
+        record.write_text(f'{{"pid": {child.pid}, "created": 1.0, "words": []}}')
+        assert "nothing of it runs" in refusal(stop, "cats")
+        record.write_text("{")
+        assert read_started("cats", "train") is None
+        assert child.is_running()
+    finally:
+        child.kill()
+        child.wait()

@@ -1,0 +1,122 @@
+"""Configurations that a user keeps to start from: files of config/templates.
+
+A template need not be valid: what is not finished is kept, too. config/ has the runs, so a
+template is in a folder of its own, which no command takes for a run.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from zerotrain.artifact import create, write_whole
+from zerotrain.artifact.layout import CONFIGS
+from zerotrain.builder.writing import check_name, read_values
+from zerotrain.errors import PipelineError
+
+FOLDER = CONFIGS / "templates"
+MOST = 500
+
+
+@dataclass(frozen=True)
+class Template:
+    """A saved configuration."""
+
+    name: str
+    file: Path
+    saved: datetime
+    about: str
+    """The comment at its top, or nothing."""
+
+
+def list_templates() -> list[Template]:
+    """List the templates by name; only regular files with a checked name count."""
+    found = []
+    for file in sorted(FOLDER.glob("*.yaml")):
+        try:
+            check_name(file.stem, "template")
+            if file.is_symlink() or not file.is_file():
+                continue
+            saved = datetime.fromtimestamp(file.stat().st_mtime)
+            with file.open(errors="replace") as stream:
+                first = stream.readline(200)
+        except (OSError, PipelineError):
+            continue
+        about = first.lstrip("# ").strip() if first.startswith("#") else ""
+        found.append(Template(file.stem, file, saved, about))
+    return found
+
+
+def save_template(name: str, text: str, *, replace: bool = False) -> Template:
+    """Keep a configuration under a name.
+
+    Args:
+        name: Without an ending.
+        text: The configuration, which may be incomplete.
+        replace: Whether a template of the name may be replaced.
+
+    Raises:
+        PipelineError: the name is no name or is taken, the text holds no keys, or there are too
+            many.
+    """
+    file = _file(name)
+    read_values(text, name)
+    text = text if text.endswith("\n") else f"{text}\n"
+    if replace and file.is_file():
+        write_whole(file, text)
+    elif len(os.listdir(FOLDER) if FOLDER.is_dir() else []) >= MOST:
+        raise PipelineError(f"{FOLDER} has {MOST} files", hint="delete templates that are not used")
+    else:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        try:
+            create(file, text)
+        except FileExistsError as error:
+            raise PipelineError(
+                f"there is a template {name} already",
+                hint="choose another name, or tick that it is replaced",
+            ) from error
+    return next(one for one in list_templates() if one.name == name)
+
+
+def open_template(name: str) -> str:
+    """Return a template's text.
+
+    Raises:
+        PipelineError: it does not exist, or its text cannot be read.
+    """
+    file = _known(name)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PipelineError(
+            f"{file}: cannot be read: {error}", hint="delete it, or correct it in an editor"
+        ) from error
+    read_values(text, name)
+    return text
+
+
+def delete_template(name: str) -> None:
+    """Delete a template.
+
+    Raises:
+        PipelineError: it does not exist.
+    """
+    _known(name).unlink(missing_ok=True)
+
+
+def _file(name: str) -> Path:
+    file = FOLDER / f"{check_name(name, 'template')}.yaml"
+    if file.is_symlink() or not FOLDER.resolve().is_relative_to(Path.cwd().resolve()):
+        raise PipelineError(
+            f"{file}: a link, which the page does not follow", hint="choose another name"
+        )
+    return file
+
+
+def _known(name: str) -> Path:
+    file = _file(name)
+    if not file.is_file():
+        raise PipelineError(f"there is no template {name}", hint="the page lists those there are")
+    return file
