@@ -12,8 +12,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
-from tests.conftest import ROOT
+from tests.browser.builder_server import Builder, serve
+from tests.browser.checks import CAPTIONS
+from tests.builders.images import write_pictures
+from tests.conftest import ROOT, copy_quick_project
 
 from zerotrain.data.fonts import CJK, LATIN, font_file
 
@@ -32,6 +36,15 @@ FONTS = """<fontconfig>
 <match><test name="family" qual="all" compare="not_eq"><string>monospace</string></test>
 <edit name="family" mode="prepend" binding="same"><string>Noto Sans</string></edit></match>
 </fontconfig>"""
+REFUSED = 422
+"""Status of the builder's answer to a value that is wrong."""
+EXPECTED = (
+    "Failed to load resource: the server responded",  # complained about by its address
+    "Response Status Error Code 422",
+    "htmx:afterRequest",  # of a request that the next change has replaced
+    "htmx:sendAbort",
+)
+"""How errors in the console begin that are none."""
 TIMEOUT = 20_000
 """Milliseconds that an element may take to appear, on a machine that is busy."""
 
@@ -41,6 +54,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.browser)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Keep what the pages of a failed test show."""
+    report = yield
+    if report.failed and "visits" in getattr(item, "funcargs", {}):
+        item.funcargs["visits"].keep_all("failed")
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -106,18 +128,27 @@ class Visits:
         context.set_default_timeout(TIMEOUT)
         self._contexts.append(context)
         context.on("request", lambda request: self._hold_local(request.url))
+        context.on("response", self._hold_found)
         page = context.new_page()
         page.on("pageerror", lambda error: self.complaints.append(f"script: {error}"))
         page.on("console", self._hear)
         page.goto(address)
+        page.wait_for_url(lambda url: "token=" not in url)  # kept in a cookie
         return page
 
     def keep(self, page: Page, what: str, *, full: bool = True) -> Path:
         """Keep a screenshot among the others; its file."""
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         file = SCREENSHOTS / f"{self._name}-{what}.png"
-        page.screenshot(path=file, full_page=full)
+        # Else a style is put into the page, which its own policy refuses.
+        page.screenshot(path=file, full_page=full, caret="initial")
         return file
+
+    def keep_all(self, what: str) -> None:
+        """Keep a screenshot of each open page."""
+        pages = [page for context in self._contexts for page in context.pages]
+        for number, page in enumerate(pages):
+            self.keep(page, f"{what}-{number}")
 
     def close(self) -> None:
         """Close all pages."""
@@ -128,8 +159,13 @@ class Visits:
         if not url.startswith(LOCAL):
             self.complaints.append(f"request to {url}")
 
+    def _hold_found(self, response: Any) -> None:
+        # A value that is refused, with a sentence, is what some tests ask for.
+        if response.status >= 400 and response.status != REFUSED:
+            self.complaints.append(f"{response.status} of {response.url}")
+
     def _hear(self, message: Any) -> None:
-        if message.type == "error":
+        if message.type == "error" and not message.text.startswith(EXPECTED):
             self.complaints.append(f"console: {message.text}")
 
 
@@ -140,3 +176,32 @@ def visits(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Visits]
     yield made
     made.close()
     assert made.complaints == []
+
+
+@pytest.fixture(scope="session")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+    """The builder of a project with images whose captions are of all scripts."""
+    project = copy_quick_project(tmp_path_factory.mktemp("builder") / "project")
+    write_pictures(project / "pictures", [*CAPTIONS.values()], side=32, count=12)
+    with serve(project) as made:
+        yield made
+    # A training outlives its page; only after a failure is there one.
+    for process in psutil.process_iter(["cwd"]):
+        if process.info["cwd"] == str(project):
+            process.terminate()
+
+
+@pytest.fixture(scope="session")
+def trained(browser: Browser, builder: Builder) -> Path:
+    """The folder of a run that was trained from the page and switched while it ran."""
+    from tests.browser.training import train_from_the_page
+
+    visits = Visits(browser, "training")
+    try:
+        folder = train_from_the_page(visits, builder)
+    except Exception:
+        visits.keep_all("failed")
+        raise
+    visits.close()
+    assert visits.complaints == []
+    return folder

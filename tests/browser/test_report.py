@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 from tests.browser.checks import CAPTIONS, FACES, LOOKS, ends, fonts_of, serious_problems, sideways
 from tests.browser.conftest import Visits
-from tests.browser.trained import train_shortly
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def report(trained: Path) -> Path:
     """The page of a run that was trained with captions of all scripts."""
-    folder = train_shortly(tmp_path_factory.mktemp("trained") / "project")
-    return folder / "report/index.html"
+    return trained / "report/index.html"
 
 
 @pytest.mark.parametrize(("scheme", "width"), LOOKS)
@@ -31,6 +29,21 @@ def test_report(visits: Visits, report: Path, scheme: str, width: int) -> None:
     page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert sideways(page) <= 0
     assert serious_problems(page) == []
+
+
+def test_a_picture_is_enlarged_without_scripts(visits: Visits, report: Path) -> None:
+    """A click lets it fill the window, another one or the key Enter closes it."""
+    page = visits.open(report.as_uri(), scripts=False)
+    small = page.locator("figure img").first.bounding_box()
+    page.get_by_label("Enlarge: ").first.click()
+    large = page.locator("figure:target img").bounding_box()
+    visits.keep(page, "open", full=False)
+    assert small
+    assert large
+    assert large["width"] > 3 * small["width"]
+    page.get_by_role("link", name="close").first.press("Enter")
+    assert page.locator("figure:target").count() == 0
+    assert page.locator("figure img").first.bounding_box()["width"] == small["width"]
 
 
 def test_captions_in_the_report(visits: Visits, report: Path) -> None:
