@@ -18,7 +18,7 @@ PYTEST := pytest -n 2 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train restore test test-full test-soak test-gpu fuzz bench switch-table import-cases lint clean
+.PHONY: help setup train restore test test-full test-soak test-browser test-gpu fuzz bench switch-table import-cases lint clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test-full: setup ## Run the tests that take long
 
 test-soak: setup ## Run by hand what CI only samples: long kills, fuzz, every switch
 	@$(PYTEST) -m soak $(ARGS) || [ $$? -eq 5 ]
+
+test-browser: setup ## Run the tests of the pages in Chromium, which is installed if it is missing
+	@tests/browser/run $(ARGS)
 
 test-gpu: setup ## Run the tests that need an NVIDIA GPU; it fails where there is no GPU
 	@tests/gpu/run $(ARGS)

@@ -52,7 +52,7 @@ def test_example_learns_to_write_digits(example):
 def check_example(folder: Path, printed: str) -> None:
     """After the first phase the judge reads at least 90 of 100 generated digits as what was asked
     for, after the last one 95, and it knows the scans; a second call has nothing to do; diffusers
-    loads the weights. The output besides progress fits a screen."""
+    loads the weights. The output besides progress fits a screen, and the report 5 MB."""
     shown = [line for line in printed.splitlines() if not PROGRESS.search(line)]
     assert len(shown) <= MOST_LINES, printed
     plain, offload = (
@@ -63,6 +63,7 @@ def check_example(folder: Path, printed: str) -> None:
     assert offload["prompt_accuracy"] >= 0.95
     assert offload["judge_accuracy"] >= 0.95
     assert offload["val_loss"] < plain["val_loss"]
+    assert (folder / "results/digits/report/index.html").stat().st_size <= 5_000_000
     assert "Nothing to be done" in snakemake(folder)
 
     from diffusers import StableDiffusionXLPipeline

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
-from PIL import Image
+from pathlib import Path
 
+import manimgx_fonts
+import manimgx_fonts_cjk
+import numpy as np
+import pytest
+from PIL import Image, ImageChops, ImageDraw, ImageFont
+
+from zerotrain.data.fonts import ASCENT, line_height
 from zerotrain.training.reporting.grid import (
     CONDITIONING_GAP,
+    FONT_SIZE,
     GAP,
     LABEL_WIDTH,
     cell_size,
@@ -51,6 +58,36 @@ def test_every_prompt_is_written_next_to_its_row():
     for number in range(3):
         label = grid.crop((0, GAP + 68 * number, LABEL_WIDTH, 68 * (number + 1)))
         assert np.asarray(label.convert("L")).min() < 128
+
+
+@pytest.mark.parametrize(
+    ("prompt", "package", "file", "direction"),
+    [
+        ("a naïve “red” house", manimgx_fonts, "NotoSans[wght].ttf", "ltr"),
+        ("Красный дом, ёлка", manimgx_fonts, "NotoSans[wght].ttf", "ltr"),
+        ("一座红色的房子", manimgx_fonts_cjk, "NotoSansCJK-VF.otf.ttc", "ltr"),
+        ("صورة منزل أحمر", manimgx_fonts, "NotoSansArabic[wght].ttf", "rtl"),
+        ("ቀይ ቤት", manimgx_fonts, "NotoSansEthiopic[wght].ttf", "ltr"),
+        ("😀🏠🎨", manimgx_fonts, "NotoEmoji[wght].ttf", "ltr"),
+    ],
+    ids=["Latin", "Cyrillic", "Chinese", "Arabic", "Amharic", "emoji"],
+)
+def test_prompts_of_every_script_are_legible(prompt, package, file, direction):
+    """As a font of the script draws the whole text: joined, and in the order of reading."""
+    chinese = 2 if file.endswith("ttc") else 0
+    path = Path(package.__file__).with_name(file)
+    font = ImageFont.truetype(path, FONT_SIZE, chinese, layout_engine=ImageFont.Layout.RAQM)
+    font.set_variation_by_axes([400])
+    grid = draw_grid([prompt], [[Image.new("RGB", (64, 64))]])
+    expected = Image.new("RGB", (LABEL_WIDTH, grid.height), "white")
+    base = GAP + (64 - line_height(FONT_SIZE)) / 2 + ASCENT * FONT_SIZE
+    ImageDraw.Draw(expected).text(
+        (2 * GAP, base), prompt, "black", font, anchor="ls", direction=direction
+    )
+    label = grid.crop((0, 0, *expected.size))
+    assert ImageChops.difference(label, expected).getbbox() is None
+    box = font.getmask("\U0010fffd")
+    assert all(bytes(font.getmask(one)) != bytes(box) for one in prompt if one != " ")
 
 
 def test_cells_are_neither_tiny_nor_huge():
