@@ -277,7 +277,7 @@ def read_manifest(folder: Path, kind: str | Sequence[str]) -> Artifact:
 
 
 def _load(folder: Path) -> tuple[dict[str, Any], str]:
-    """Return the JSON of a manifest, empty if it is none with keys, and its text."""
+    """Return the JSON of a manifest, empty if it is not an object, and its text."""
     path = folder / MANIFEST
     try:
         text = path.read_text(encoding="utf-8")

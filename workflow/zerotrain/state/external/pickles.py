@@ -38,13 +38,13 @@ def _numpy_scalar(dtype: Record, data: bytes = b"") -> float | int | None:
 def _enum_text(value: object = "") -> str:
     """Read an enum member that is a text; the text of anything else can be exponentially long."""
     if not isinstance(value, str):
-        raise pickle.UnpicklingError("a text of an enum is none")
+        raise pickle.UnpicklingError("the name of an enum member has another type")
     return value
 
 
 def _enum_number(value: object = 0) -> int:
     if not isinstance(value, int):
-        raise pickle.UnpicklingError("a number of an enum is none")
+        raise pickle.UnpicklingError("the number of an enum member has another type")
     return value
 
 
