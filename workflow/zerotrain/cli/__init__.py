@@ -22,7 +22,9 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         *(start.new, start.check, start.plan, start.sweep, start.fetch),
         *(launch.launch_app, start.data_app),
     ),
-    "Look at what was trained": (weights.sample, weights.generate, stages.report),
+    "Look at what was trained": (
+        *(inspection.compare, weights.sample, weights.generate, stages.report),
+    ),
     "Switch and resume": (resume.switch, resume.retrain, resume.restore, groups.progress_app),
     "Export and publish": (weights.export, weights.publish),
     "Inspect and verify": (

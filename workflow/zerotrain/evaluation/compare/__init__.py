@@ -1,0 +1,5 @@
+"""`zerotrain compare`: runs and phases next to one another.
+
+`sides` finds them by their names, `facts` reads each, `differences` keeps the values that differ,
+`rows` makes the table, `terminal` prints it.
+"""
