@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from tests.builders.compared import make_log, write_phase
 from tests.builders.runs import make_run
 
@@ -14,7 +16,10 @@ from zerotrain.errors import PipelineError
 from zerotrain.evaluation.compare.command import compare
 from zerotrain.evaluation.compare.differences import find_differences
 from zerotrain.evaluation.compare.facts import Facts, read_facts
+from zerotrain.evaluation.compare.rows import make_rows
 from zerotrain.evaluation.compare.sides import find_sides
+from zerotrain.evaluation.compare.terminal import print_comparison
+from zerotrain.training.reporting.grid import draw_grid
 
 PLAIN = make_log("plain", 0, [1.0, 0.5])
 OFFLOAD = [*PLAIN, {"phase": "plain", "step": 20, "val_loss": 0.6}, *make_log("offload", 20, [0.4])]
@@ -170,6 +175,35 @@ def test_metrics_of_a_run_are_those_of_its_last_phase_and_what_all_took():
     assert "data.holdout" not in found
 
 
+def publish_samples(folder: Path, prompts: list[str], colour: str) -> None:
+    """Publish an evaluation with a grid of one image for each prompt."""
+    with artifact.publish(folder / "evaluation", "evaluation") as draft:
+        rows = [[Image.new("RGB", (64, 64), colour)] for _ in prompts]
+        draw_grid(prompts, rows).save(draft.folder / "grid.png")
+        draft.content = {"prompts": prompts, "evaluate": {}}
+    (folder / "metrics.json").write_text("{}")
+
+
+def test_the_page_shows_samples_in_rows_and_needs_nothing_else(capsys):
+    """A prompt that one side lacks has the other's images alone; foreign text is escaped."""
+    publish_samples(Path("results/cats/plain"), ["a <script>alert(1)</script> cat", "a dog"], "red")
+    publish_samples(Path("results/dogs/plain"), ["a dog"], "blue")
+    compare(["cats/plain", "dogs", "cats/offload"], None, as_json=False)
+    assert capsys.readouterr().out.endswith("page  results/compare.html\n")
+    page = Path("results/compare.html").read_text()
+    assert "<script" not in page
+    assert 'src="http' not in page
+    assert "a &lt;script&gt;alert(1)&lt;/script&gt; cat" in page
+    rows = re.findall(r'(?s)<div class="row".*?</h4>(.*?)(?=<div class="row"|</section>)', page)
+    assert [re.findall(r"<figcaption[^>]*>([^<]*)<span", row) for row in rows] == [
+        ["cats/plain", "dogs"],
+        ["cats/plain"],
+    ]
+    assert "cats/offload is not evaluated yet" in page
+    assert page.count("<picture>") == 4  # two curves, by step and by time
+    assert "No side has the curve validation loss." in page
+
+
 @pytest.mark.parametrize("count", [2, 5])
 def test_the_table_fits_80_columns_and_is_plain_in_a_pipe(
     count: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -179,7 +213,9 @@ def test_the_table_fits_80_columns_and_is_plain_in_a_pipe(
     names = [f"a-run-with-a-long-name-{n}" for n in range(count)]
     for n, name in enumerate(names):
         write_phase(name, "plain", PLAIN, disk_low_threshold=f"{n} GB")
-    compare(names, None, as_json=False)
+    sides = facts(*names)
+    missing = [sentence for side in sides for sentence in side.missing]
+    print_comparison(names, make_rows(sides, find_differences(sides)), missing)
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     assert "\x1b" not in shown

@@ -8,11 +8,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact import write_whole
+from zerotrain.artifact.layout import RESULTS
 from zerotrain.evaluation.compare.differences import Difference, find_differences
 from zerotrain.evaluation.compare.facts import VALIDATIONS, Facts, read_facts
+from zerotrain.evaluation.compare.page import render_page
 from zerotrain.evaluation.compare.rows import make_rows
 from zerotrain.evaluation.compare.sides import find_sides
 from zerotrain.evaluation.compare.terminal import print_comparison
+
+PAGE = "compare.html"
 
 
 def compare(names: Sequence[str], output: Path | None, *, as_json: bool) -> None:
@@ -34,6 +39,8 @@ def compare(names: Sequence[str], output: Path | None, *, as_json: bool) -> None
     rows = make_rows(sides, differences)
     missing = [sentence for side in sides for sentence in side.missing]
     print_comparison([side.name for side in sides], rows, missing)
+    write_whole(path := output or RESULTS / PAGE, render_page(sides, rows))
+    print(f"page  {path}")
 
 
 def document(sides: Sequence[Facts], differences: Sequence[Difference]) -> dict[str, Any]:

@@ -10,12 +10,11 @@ from typing import Any
 from zerotrain.evaluation.compare.differences import Difference
 from zerotrain.evaluation.compare.facts import Facts
 from zerotrain.evaluation.curves import format_learning_rate
-from zerotrain.evaluation.metrics import LABELS, PARTS_OF_A_PEAK, SQUARED, format_metric
+from zerotrain.evaluation.metrics import LABELS, compare_metrics, format_metric
 
 LOGGED = {
     "step": "step",
     "samples": "samples seen",
-    "train_seconds": "training time",
     "last_loss": "training loss, last logged",
     "last_val_loss": "validation loss, last",
     "lowest_val_loss": "validation loss, lowest",
@@ -23,6 +22,7 @@ LOGGED = {
     "lowest_val_loss_ema": "validation loss of the EMA, lowest",
 }
 """Labels of what the log has."""
+DIFFERS = "what differs"
 NONE = "-"
 LONGEST = 60
 """Letters of a value that are shown."""
@@ -39,10 +39,6 @@ class Rows:
 def make_rows(sides: Sequence[Facts], differences: Sequence[Difference]) -> list[Rows]:
     """Return the table: what was logged, the metrics of the evaluations, what differs."""
     logged = [side.logged for side in sides]
-    metrics = [side.metrics for side in sides]
-    names = dict.fromkeys(name for one in metrics for name in one if _is_shown(name, metrics))
-    order = [*(name for name in LABELS if name in names), *sorted(names.keys() - LABELS.keys())]
-    labels = LABELS if "perplexity" in names else LABELS | {"val_loss": SQUARED}
     groups = [
         Rows(
             "log",
@@ -52,23 +48,22 @@ def make_rows(sides: Sequence[Facts], differences: Sequence[Difference]) -> list
                 if any(name in one for one in logged)
             ],
         ),
-        Rows(
-            "evaluation",
-            [
-                [labels.get(name, name), *(_cell(name, one.get(name)) for one in metrics)]
-                for name in order
-            ],
-        ),
-        Rows("what differs", [[one.key, *map(_values, one.values)] for one in differences]),
+        Rows("evaluation", _metrics(sides, learned=True)),
+        Rows("time and memory", [_times(logged), *_metrics(sides, learned=False)]),
+        Rows(DIFFERS, [[one.key, *map(_values, one.values)] for one in differences]),
     ]
     return [group for group in groups if group.rows]
 
 
-def _is_shown(name: str, metrics: Sequence[Any]) -> bool:
-    """Return whether a metric has a row; without a GPU, no GPU memory was used."""
-    if name.endswith(PARTS_OF_A_PEAK):
-        return False
-    return not name.endswith(("_seconds", "_bytes")) or any(one.get(name) for one in metrics)
+def _times(logged: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return the row of training times, of which the metrics of an evaluation have the parts."""
+    name = "train_seconds"
+    return [LABELS[name], *(_cell(name, one.get(name)) for one in logged)]
+
+
+def _metrics(sides: Sequence[Facts], *, learned: bool) -> list[list[str]]:
+    rows = compare_metrics([side.metrics for side in sides], learned=learned)
+    return [[row[0], *(cell or NONE for cell in row[1:])] for row in rows]
 
 
 def _cell(name: str, value: Any) -> str:
