@@ -175,6 +175,17 @@ def test_metrics_of_a_run_are_those_of_its_last_phase_and_what_all_took():
     assert "data.holdout" not in found
 
 
+def test_damaged_metrics_are_named():
+    """A file that a full disk cut off."""
+    evaluate_file = Path("results/dogs/plain/metrics.json")
+    publish_samples(evaluate_file.parent, ["a dog"], "blue")
+    evaluate_file.write_text('{"val_loss": 0.')
+    with pytest.raises(
+        PipelineError, match=r"results/dogs/plain/metrics.json: not an object in JSON"
+    ):
+        facts("dogs", "cats")
+
+
 def publish_samples(folder: Path, prompts: list[str], colour: str) -> None:
     """Publish an evaluation with a grid of one image for each prompt."""
     with artifact.publish(folder / "evaluation", "evaluation") as draft:
