@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from zerotrain.artifact import yaml_text
 from zerotrain.errors import PipelineError
 
 
@@ -46,7 +46,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
         PipelineError: it is missing, or not YAML with keys.
     """
     hints = "indentation, quotes and doubled keys near that line", "`accelerate config` wrote"
-    return _load(path, "YAML", YAML(typ="safe").load, *hints)
+    return _load(path, "YAML", yaml_text.load_yaml, *hints)
 
 
 def load_json(path: Path) -> dict[str, Any]:
