@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 from functools import partial
@@ -11,12 +12,21 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from PIL import Image
+from tests.builders.git import init_repository
+from tests.builders.runs import make_config
 from tests.workflow.conftest import Project
 
 from zerotrain.config.data import DataConfig
 from zerotrain.config.run import RunConfig
+from zerotrain.evaluation.curves import (
+    write_csv,
+    write_memory,
+    write_metrics,
+    write_validations,
+)
 from zerotrain.pipeline.dvc.jobs import workflow_of
-from zerotrain.pipeline.dvc.pipeline import CONFIG_KEYS, GUARD, dependencies
+from zerotrain.pipeline.dvc.pipeline import CONFIG_KEYS, GUARD, dependencies, plots_of
 
 CONFIG = "config/config.yaml"
 EVERY_STAGE = [
@@ -50,6 +60,12 @@ def stands_in(given: object, key: str) -> bool:
     return True
 
 
+FIELDS = {
+    "Training loss": "loss",
+    "Validation loss": "dvc_inferred_y_value",
+    "Held-out loss of each phase": "val_loss",
+}
+"""What each plot draws; DVC puts several columns into one."""
 COMMAND = ("python", "-m", "zerotrain", "dvc", "generate", "--output")
 
 
@@ -188,6 +204,65 @@ def test_plots_and_artifacts_name_what_the_stages_make(project, tmp_path):
     assert {file.rpartition("/")[0].removesuffix("/records") for file in files} <= folders
     assert {one["path"] for one in found["artifacts"].values()} <= folders
     assert set(found["artifacts"]) == {"tiny-plain", "tiny-offload"}
+
+
+@pytest.mark.slow
+def test_plots_of_two_revisions_have_curves_and_metrics_of_each_phase(tmp_path, monkeypatch):
+    """A real `dvc plots diff` draws the losses of both, and the metrics of each phase."""
+    monkeypatch.chdir(tmp_path)
+
+    def must(*words: str) -> str:
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+    def evaluate(shift: float) -> None:
+        log: list[dict[str, object]] = []
+        for step, phase in ((10, "plain"), (20, "offload")):
+            log.append({"phase": phase, "step": step, "loss": 1 / step + shift})
+            validations = [{"phase": "plain", "step": 5, "val_loss": 2 + shift, "val_loss_ema": 3}]
+            folder = Path("results/r", phase, "evaluation")
+            (folder / "records").mkdir(parents=True, exist_ok=True)
+            write_csv(log, folder / "loss.csv")
+            write_memory([{**line, "host_bytes": 1} for line in log], folder / "records/memory.csv")
+            write_validations(validations, folder / "validation.csv")
+            measured = {"step": step, "train_loss": 0.5, "val_loss": step + shift, "other": None}
+            write_metrics(phase, measured, folder / "metrics.csv")
+            Image.new("L", (8, 8)).save(folder / "grid.png")
+
+    run = make_config(
+        data={"images": "photos", "holdout": 0.5}, train={"use_ema": True}, validation={},
+        phases=[{"name": "plain", "until": 10}, {"name": "offload", "until": 20}],
+    )  # fmt: skip
+    Path("dvc.yaml").write_text(yaml.safe_dump({"plots": plots_of(run)}))
+    init_repository(must)
+    must("dvc", "init", "-q")
+    evaluate(0.0)
+    must("git", "add", "-A")
+    must("git", "commit", "-qm", "first")
+    evaluate(0.25)
+    made = json.loads(must("dvc", "plots", "diff", "HEAD", "--json"))
+    assert "errors" not in made
+
+    def drawn(title: str) -> set[tuple[str, str, float]]:
+        [plot] = made["data"][title]
+        rows, field = plot["content"].pop("data")["values"], FIELDS[title]
+        assert f'"field": "{field}"' in json.dumps(plot["content"])
+        return {(row["rev"], row["phase"], float(row[field])) for row in rows}
+
+    assert drawn("Training loss") == {
+        ("HEAD", "plain", 0.1), ("HEAD", "offload", 0.05),
+        ("workspace", "plain", 0.35), ("workspace", "offload", 0.3),
+    }  # fmt: skip
+    assert drawn("Validation loss") == {
+        (rev, "plain", loss)
+        for rev, own in (("HEAD", 2.0), ("workspace", 2.25))
+        for loss in (own, 3)
+    }
+    assert drawn("Held-out loss of each phase") == {
+        ("HEAD", "plain", 10.0), ("HEAD", "offload", 20.0),
+        ("workspace", "plain", 10.25), ("workspace", "offload", 20.25),
+    }  # fmt: skip
+    grids = [name for name in made["data"] if name.endswith("grid.png")]
+    assert len(grids) == 2
 
 
 @pytest.mark.parametrize(

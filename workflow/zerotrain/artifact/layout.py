@@ -77,11 +77,12 @@ def place_in_results(folder: Path) -> tuple[str, ...] | None:
 
 def run_of(file: Path) -> str | None:
     """Read the run that a configuration file names; None if the file is unreadable."""
-    from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
+    from zerotrain.artifact.yaml_text import load_yaml
+
     try:
-        raw = YAML(typ="safe").load(file.read_text())
+        raw = load_yaml(file.read_text())
     except (OSError, UnicodeDecodeError, YAMLError):
         return None
     return str(raw["run"]) if isinstance(raw, dict) and "run" in raw else None

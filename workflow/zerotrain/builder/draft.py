@@ -15,9 +15,9 @@ from typing import Any
 
 import yaml
 
+from zerotrain.artifact.yaml_text import check_expansion
 from zerotrain.builder.controls import Control, all_controls, written
 from zerotrain.builder.places import check_launch_files, configuration_file
-from zerotrain.config.expansion import check_expansion
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
 from zerotrain.config.problems import InvalidConfigError, Problem
 from zerotrain.config.read import expand_phases, load_config, parse_config

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zerotrain.artifact.untrusted import find_name_error
+from zerotrain.artifact.yaml_text import check_expansion, check_nesting
 from zerotrain.builder.writing import read_values
-from zerotrain.config.expansion import check_expansion, check_nesting
 from zerotrain.config.families import LANGUAGE_MODELS
 from zerotrain.config.scalar import scalar
 from zerotrain.config.update import update_text

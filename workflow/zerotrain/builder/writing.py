@@ -18,8 +18,8 @@ from ruamel.yaml.error import YAMLError
 
 from zerotrain.artifact import create
 from zerotrain.artifact.layout import CONFIGS
+from zerotrain.artifact.yaml_text import check_expansion
 from zerotrain.builder.places import check_launch_files, configuration_file
-from zerotrain.config.expansion import check_expansion
 from zerotrain.config.lines import describe_syntax_error
 from zerotrain.config.read import parse_config
 from zerotrain.config.replace import check_replaceable, replace_file

@@ -23,7 +23,7 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         *(launch.launch_app, start.data_app),
     ),
     "Look at what was trained": (
-        *(inspection.watch, stages.report, weights.sample, weights.generate),
+        *(inspection.watch, stages.report, inspection.compare, weights.sample, weights.generate),
     ),
     "Switch and resume": (resume.switch, resume.retrain, resume.restore, groups.progress_app),
     "Export and publish": (weights.export, weights.publish),

@@ -60,6 +60,24 @@ def watch(
     raise typer.Exit(watch(run, config, interval, once=once, as_json=json))
 
 
+def compare(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN|PHASE...", help="RUN, RUN/PHASE, a configuration file, or a folder."
+        ),
+    ],
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="The page to write.")] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, and write no page.")
+    ] = False,
+) -> None:
+    """Compare runs or phases: curves, metrics, samples, and the values that differ."""
+    from zerotrain.evaluation.compare.command import compare
+
+    compare(names, output, as_json=json)
+
+
 def why(
     target: Annotated[
         str | None,

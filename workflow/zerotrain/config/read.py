@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from zerotrain.artifact.yaml_text import load_yaml
 from zerotrain.config.launch_file import read_launch_file
 from zerotrain.config.lines import describe_syntax_error
 from zerotrain.config.problems import PHASE_KEYS, InvalidConfigError, explain_errors
@@ -54,7 +54,7 @@ def load_config(path: Path) -> Any:
         PipelineError: the file is missing or no YAML.
     """
     try:
-        return YAML(typ="safe").load(path.read_text())
+        return load_yaml(path.read_text())
     except FileNotFoundError as error:
         raise PipelineError(
             f"{path}: no such configuration file",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 COLUMNS = ("phase", "step", "samples", "loss", "learning_rate", "grad_norm")
 COLOUR = "#1f4e8c"
+VALIDATION = ("phase", "step", "val_loss", "val_loss_ema")
+"""Columns of the losses of a validation; the last one is empty without averaged weights."""
 SMOOTHING = 0.6
 """Share of the running mean that is kept at each line of the log."""
 
@@ -19,6 +21,12 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl for steps, without validations."""
     lines = (json.loads(line) for line in path.read_text().splitlines())
     return [line for line in lines if "loss" in line]
+
+
+def read_validations(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl for validations."""
+    lines = (json.loads(line) for line in path.read_text().splitlines())
+    return [line for line in lines if VALIDATION[2] in line]
 
 
 MEMORY = ("host_bytes", "device_bytes")
@@ -32,6 +40,23 @@ def write_memory(log: list[dict[str, Any]], path: Path) -> None:
         for line in log:
             if MEMORY[0] in line:
                 writer.writerow({key: line.get(key) for key in ("phase", "step", *MEMORY)})
+
+
+def write_validations(validations: list[dict[str, Any]], path: Path) -> None:
+    """Write the losses of the validations as CSV."""
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, VALIDATION, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(validations)
+
+
+def write_metrics(phase: str, metrics: Mapping[str, float | None], path: Path) -> None:
+    """Write what was measured of a phase as a row of CSV, without what could not be measured."""
+    row = {"phase": phase, **{key: one for key, one in metrics.items() if one is not None}}
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, row, lineterminator="\n")
+        writer.writeheader()
+        writer.writerow(row)
 
 
 def write_csv(log: list[dict[str, Any]], path: Path) -> None:

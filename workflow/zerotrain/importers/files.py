@@ -10,9 +10,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from zerotrain.artifact import yaml_text
 from zerotrain.errors import PipelineError
 
 _FOLDER: ContextVar[Path | None] = ContextVar("folder of the only readable files", default=None)
@@ -100,7 +100,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
         PipelineError: it is missing, or not YAML with keys.
     """
     hints = "indentation, quotes and doubled keys near that line", "`accelerate config` wrote"
-    return _load(path, "YAML", YAML(typ="safe").load, *hints)
+    return _load(path, "YAML", yaml_text.load_yaml, *hints)
 
 
 def load_json(path: Path) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from zerotrain.artifact.yaml_text import load_yaml
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.suggestions import known_names
 from zerotrain.errors import PipelineError
@@ -51,7 +51,7 @@ def read_preset(path: Path) -> Preset:
         "offload_optimizer and offload_param (none, cpu, nvme); or `engine: auto` with choose"
     )
     try:
-        document = YAML(typ="safe").load(path.read_text())
+        document = load_yaml(path.read_text())
     except YAMLError as error:
         text = " ".join(str(error).split())
         raise PipelineError(f"{path}: not valid YAML: {text}", hint=hint) from error

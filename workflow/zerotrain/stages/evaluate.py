@@ -22,8 +22,11 @@ from zerotrain.evaluation.curves import (
     draw_learning_rate,
     phase_spans,
     read_log,
+    read_validations,
     write_csv,
     write_memory,
+    write_metrics,
+    write_validations,
 )
 from zerotrain.evaluation.images import measure_images
 from zerotrain.evaluation.text import measure_text
@@ -53,9 +56,9 @@ def evaluate(
         cache: Folder of the phase's cache.
         weights: Folder of the phase's weights.
         state: Folder of the phase's state, for its log and resources.
-        output: Folder to publish: loss.csv, loss.png, learning_rate.png, records/memory.csv, and
-            for images grid.png, samples/ and conditioning/, and a grid and samples of each of
-            evaluate.sizes; for text answers.jsonl.
+        output: Folder to publish: loss.csv, validation.csv if there are validations, metrics.csv,
+            loss.png, learning_rate.png, records/memory.csv, and for images grid.png, samples/ and
+            conditioning/, and a grid and samples of each of evaluate.sizes; for text answers.jsonl.
         metrics: JSON file to write.
 
     Raises:
@@ -76,7 +79,8 @@ def evaluate(
     }
     trained = State(state)
     parents["state"] = trained.artifact
-    log = read_log(trained.artifact.path(f"{RECORDS}metrics.jsonl"))
+    logged = trained.artifact.path(f"{RECORDS}metrics.jsonl")
+    log, validations = read_log(logged), read_validations(logged)
     memory = MemoryWatch()
     made = (
         measure_text(settings, dataset, weights, device)
@@ -97,6 +101,9 @@ def evaluate(
     with artifact.publish(output, KIND, parents=parents) as draft:
         made.write(draft.folder)
         write_csv(log, draft.folder / "loss.csv")
+        write_metrics(phase, measured, draft.folder / "metrics.csv")
+        if validations:
+            write_validations(validations, draft.folder / "validation.csv")
         (draft.folder / RECORDS).mkdir(exist_ok=True)
         write_memory(log, draft.folder / RECORDS / "memory.csv")
         draw_curve(log, draft.folder / "loss.png")

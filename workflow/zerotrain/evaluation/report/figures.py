@@ -21,7 +21,7 @@ DPI = 130
 MOST_POINTS = 2000
 """Points of a curve that are drawn; more would be narrower than a pixel."""
 
-Point = tuple[int, float]
+Point = tuple[float, float]
 """Step and value."""
 
 
@@ -57,6 +57,9 @@ class Curve:
     """Whether the running mean is drawn over the points."""
     dots: bool = False
     """Whether the points are marked: there are few."""
+    dashed: bool = False
+    place: int | None = None
+    """Place of its colour in the palette, for curves that belong together; None: its own place."""
 
 
 def draw_curves(
@@ -66,6 +69,7 @@ def draw_curves(
     spans: Sequence[Span],
     changes: Sequence[int] = (),
     *,
+    over: str = "step",
     rates: bool = False,
     bottom: float | None = None,
 ) -> Picture:
@@ -77,17 +81,20 @@ def draw_curves(
         curves: The series.
         spans: The phases; a curve is interrupted between two of them.
         changes: Steps after which what a phase runs on changed: dotted lines.
+        over: Name of the axis, if the points have something else than their steps.
         rates: Whether the values are learning rates, which have their usual short form.
         bottom: The lowest value of the axis; None: the data's.
     """
 
     def draw(axes: Any, palette: Palette) -> None:
-        for colour, curve in zip(cycle(palette.series), curves, strict=False):
+        for place, curve in enumerate(curves):
+            own = place if curve.place is None else curve.place
+            colour = palette.series[own % len(palette.series)]
             points = curve.points[:: -(-len(curve.points) // MOST_POINTS) or 1]
             for number, piece in enumerate(_split(points, spans)):
                 label = curve.label if number == 0 else None
                 _draw_piece(axes, curve, piece, colour, label)
-        axes.set_xlabel("step")
+        axes.set_xlabel(over)
         axes.set_ylabel(name)
         axes.set_xlim(left=spans[0].first if spans else 0)
         if bottom is not None:
@@ -180,7 +187,8 @@ def _draw_piece(
     steps, values = [step for step, _ in points], [value for _, value in points]
     mark = "o" if curve.dots or len(points) == 1 else ""
     if not curve.smooth:
-        axes.plot(steps, values, color=colour, linewidth=1.8, marker=mark, ms=4, label=label)
+        line = "--" if curve.dashed else "-"
+        axes.plot(steps, values, line, color=colour, linewidth=1.8, marker=mark, ms=4, label=label)
         return
     axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.45, marker=mark, ms=2)
     means = running_mean(values)

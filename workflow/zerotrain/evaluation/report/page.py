@@ -42,13 +42,23 @@ class Page:
 
 def render_page(page: Page, hide: Hide) -> str:
     """Return the page's HTML; `hide` sees every text before it is escaped."""
+    return open_templates(hide=hide).get_template(TEMPLATE).render(page=page)
+
+
+def open_templates(*others: Path, hide: Hide = str) -> Environment:
+    """Return the templates here, and those of other folders, which may use their macros and styles.
+
+    Args:
+        others: Folders of templates.
+        hide: Sees every text before it is escaped.
+    """
 
     def shown(value: Any) -> Any:
         is_text = isinstance(value, str) and not hasattr(value, "__html__")
         return hide(value) if is_text else value
 
     templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([*others, Path(__file__).parent]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -58,7 +68,7 @@ def render_page(page: Page, hide: Hide) -> str:
     )
     # Digits and letters only, which need no escaping, and in which nothing is to be hidden.
     templates.filters["base64"] = lambda data: do_mark_safe(b64encode(data).decode())
-    return templates.get_template(TEMPLATE).render(page=page)
+    return templates
 
 
 def in_short(facts: RunFacts) -> list[str]:

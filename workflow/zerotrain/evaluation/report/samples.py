@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
+from zerotrain.artifact import Artifact
 from zerotrain.artifact.layout import PhaseFolder
 from zerotrain.evaluation.metrics import compare_metrics
 from zerotrain.evaluation.report.facts import PhaseFacts, RunFacts
 from zerotrain.evaluation.report.parts import Missing, Panel, Picture, Table
-from zerotrain.evaluation.results import ANSWERS, Answer, read_answers
+from zerotrain.evaluation.results import ANSWERS, read_answers
 from zerotrain.training.reporting.grid import cut_rows
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ MOST_BYTES = 2_000_000
 QUALITY = 80
 SAMPLING = ("images_per_prompt", "num_inference_steps", "guidance_scale", "scheduler")
 """Values that a validation and an evaluation share if they make the same images."""
+Source = tuple[str, Artifact]
+"""A label, such as the name of a phase, and an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -91,17 +94,20 @@ def gather_samples(
     over_steps: list[Version] = []
     answers = None
     if is_text:
-        answers = _answers(evaluated)
-    elif last is not None:
+        answers = join_answers(
+            [(f"phase {phase.name}", phase.evaluation) for phase in evaluated if phase.evaluation]
+        )
+    elif last is not None and last.evaluation is not None:
         base = _baseline(phases, facts.phases, evaluate)
         if not base:
             missing.note(
                 "There are no images of the base model: a validation of the first phase with the "
                 "prompts and the sampler of `evaluate` makes them before the first step."
             )
-        grids = [_grid(size, evaluated, base) for size in _sizes(last)]
+        sources = [(_label(phase), phase.evaluation) for phase in evaluated if phase.evaluation]
+        grids = [join_grids(size, sources, base) for size in grid_sizes(last.evaluation)]
         over_steps = list(_over_steps(facts.phases))
-    grids, over_steps, compressed = _compress(grids, over_steps)
+    grids, over_steps, compressed = compress(grids, over_steps)
     rows = compare_metrics([phase.metrics for phase in evaluated], learned=True)
     return Samples(
         grids=grids,
@@ -144,29 +150,33 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1]
 
 
-def _sizes(phase: PhaseFacts) -> list[str]:
-    """Return the names of an evaluation's grids."""
-    assert phase.evaluation is not None
-    files = sorted(phase.evaluation.files)
+def grid_sizes(evaluation: Artifact) -> list[str]:
+    """Return the names of an evaluation's grids; that of squares is empty."""
+    files = sorted(evaluation.files)
     own = [file[5:-4] for file in files if file.startswith("grid-") and file.endswith(".png")]
     return ([""] if GRID in files else []) + own
 
 
-def _grid(size: str, phases: Sequence[PhaseFacts], base: Mapping[str, Version]) -> Grid:
+def join_grids(size: str, sources: Sequence[Source], base: Mapping[str, Version]) -> Grid:
+    """Return each prompt with its images from all sources that have the prompt.
+
+    Args:
+        size: Name of the grids.
+        sources: The evaluations, in order.
+        base: The images of the base model by their prompts.
+    """
+    prompts = {label: evaluation.content.get("prompts", []) for label, evaluation in sources}
     found: dict[str, list[Version]] = {}
     if not size:
-        prompts = {prompt for phase in phases for prompt in phase.prompts}
-        found = {prompt: [version] for prompt, version in base.items() if prompt in prompts}
-    for phase in phases:
-        assert phase.evaluation is not None
+        known = {prompt for own in prompts.values() for prompt in own}
+        found = {prompt: [version] for prompt, version in base.items() if prompt in known}
+    for label, evaluation in sources:
         file = f"grid-{size}.png" if size else GRID
-        if file in phase.evaluation.files:
-            path = phase.evaluation.path(file)
-            for prompt, image in _rows(path, phase.prompts):
-                version = _version(_label(phase), prompt, image)
-                found.setdefault(prompt, []).append(version)
+        if file in evaluation.files:
+            for prompt, image in _rows(evaluation.path(file), prompts[label]):
+                found.setdefault(prompt, []).append(_version(label, prompt, image))
     # In the order of the last evaluation, whose prompts are the configuration's.
-    order = list(dict.fromkeys([*phases[-1].prompts, *found]))
+    order = list(dict.fromkeys([*prompts[sources[-1][0]], *found]))
     rows = [SampleRow(prompt, found[prompt]) for prompt in order if prompt in found]
     return Grid(size, rows)
 
@@ -218,10 +228,10 @@ def _png(image: Image.Image) -> bytes:
     return written.getvalue()
 
 
-def _compress(
+def compress(
     grids: list[Grid], over_steps: list[Version]
 ) -> tuple[list[Grid], list[Version], bool]:
-    """Compress the pictures if they are large."""
+    """Compress the pictures if they are large; and return whether they were."""
     rows = [row for grid in grids for row in grid.rows]
     versions = [*over_steps, *(version for row in rows for version in row.versions)]
     if sum(len(version.picture.light) for version in versions) <= MOST_BYTES:
@@ -241,28 +251,28 @@ def _webp(version: Version) -> Version:
     return replace(version, picture=replace(version.picture, light=written.getvalue()))
 
 
-def _answers(phases: Sequence[PhaseFacts]) -> Table | None:
-    """Return prompts with the answers of each phase, wrong ones of the last phase first."""
-    found: dict[str, Sequence[Answer]] = {}
-    for phase in phases:
-        assert phase.evaluation is not None
-        if ANSWERS in phase.evaluation.files:
-            found[phase.name] = read_answers(phase.evaluation.path(ANSWERS))
+def join_answers(sources: Sequence[Source]) -> Table | None:
+    """Return prompts with the answers of each source, wrong ones of the last source first."""
+    found = {
+        label: read_answers(evaluation.path(ANSWERS))
+        for label, evaluation in sources
+        if ANSWERS in evaluation.files
+    }
     if not found:
         return None
     last = next(reversed(found.values()))
     wrong = [answer for answer in last if answer.expected not in (None, answer.generated)]
     right = [answer for answer in last if answer.expected in (None, answer.generated)]
-    by_phase = {
-        name: {(one.prompt, one.expected): one.generated for one in answers}
-        for name, answers in found.items()
+    by_source = {
+        label: {(one.prompt, one.expected): one.generated for one in answers}
+        for label, answers in found.items()
     }
     rows = [
         [
             one.prompt,
             one.expected or "",
-            *(by_phase[name].get((one.prompt, one.expected), "") for name in found),
+            *(by_source[label].get((one.prompt, one.expected), "") for label in found),
         ]
         for one in [*wrong, *right][:MOST_ANSWERS]
     ]
-    return Table(rows, ["prompt", "expected", *(f"phase {name}" for name in found)])
+    return Table(rows, ["prompt", "expected", *found])
