@@ -170,7 +170,7 @@ def open_index(folder: Path) -> dict[str, Any]:
     """Open a cache's index, then prepare a training's order: seconds, and MB of this process."""
     import torch  # noqa: F401
 
-    from zerotrain.cache import read_cache
+    from zerotrain.cache.reader import read_cache
     from zerotrain.training.batches import Batches
 
     spent = Spent()
@@ -234,7 +234,7 @@ def read(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     """Read random samples from the cache and from files, in turns."""
     import torch
 
-    from zerotrain.cache import read_cache, stacked
+    from zerotrain.cache.reader import read_cache, stacked
 
     cpu = torch.device("cpu")
     cache: Any = read_cache(folder / "cache", verify=False)
@@ -274,7 +274,7 @@ def feed(folder: Path, count: int, batch: int, steps: int) -> dict[str, Any]:
     """Return the share of the time in which steps that sleep wait for their batch."""
     import torch
 
-    from zerotrain.cache import read_cache
+    from zerotrain.cache.reader import read_cache
     from zerotrain.training.batches import Batches, ReadAhead
 
     cpu = torch.device("cpu")

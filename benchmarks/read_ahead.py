@@ -31,7 +31,7 @@ def measure(folder: Path, case: str, steps: int, rounds: int) -> dict[str, Any]:
     """Measure the figures of one case."""
     import torch
 
-    from zerotrain.cache import read_cache
+    from zerotrain.cache.reader import read_cache
     from zerotrain.models.families.sdxl import FAMILY
     from zerotrain.training.batches import Batches, ReadAhead
     from zerotrain.training.loop import _accumulate

@@ -20,7 +20,7 @@ class Loop:
         import torch
         from diffusers import DDPMScheduler
 
-        from zerotrain.cache import read_cache
+        from zerotrain.cache.reader import read_cache
         from zerotrain.models.families.sdxl import FAMILY
 
         cache = read_cache(inputs / "cache", verify=False)

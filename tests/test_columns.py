@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +112,23 @@ def test_fields_are_read_without_the_records(tmp_path: Path) -> None:
     assert plain.places("used", True).tolist() == [0]
     assert plain.places("words", "a").tolist() == []
     assert plain.places("parts.name", "q").tolist() == []
+
+
+def test_views_import_no_pandas(tmp_path: Path) -> None:
+    """Each training process would hold it, as many of pyarrow's functions import it."""
+    written(tmp_path / "a", RECORDS)
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom tests.test_columns import Record\n"
+        "from zerotrain.artifact.columns import read_columns\n"
+        "found = read_columns(Path(sys.argv[1]), Record)\n"
+        "names = 'size', 'large', 'weight', 'used'\n"
+        "print([found.numbers(name).shape for name in names], found.places('side', 'left'))\n"
+        "print(found.column('sha256')(0) and found[1] and 'pandas' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "a"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[(6, 2), (6,), (6,), (6,)] [0 3]\nFalse\n"
 
 
 def test_another_optional_field_changes_no_file(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from external_programs import BATCH
-from zerotrain.cache import read_cache
+from zerotrain.cache.reader import read_cache
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.models.families import load_family
 from zerotrain.training.batches import Batches

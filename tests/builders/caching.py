@@ -14,7 +14,8 @@ from PIL import Image
 from tests.builders.images import make_image_config
 
 from zerotrain import artifact
-from zerotrain.cache import Cache, batching, read_cache
+from zerotrain.cache import batching
+from zerotrain.cache.reader import Cache, read_cache
 from zerotrain.cache.writer import ORPHANS
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig

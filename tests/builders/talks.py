@@ -8,7 +8,7 @@ from tests.families.texts import build
 
 from zerotrain import artifact
 from zerotrain.artifact import file_sha256
-from zerotrain.cache import TokenCache, read_cache
+from zerotrain.cache.reader import TokenCache, read_cache
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.data import dataset_folder

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from tests.builders.caching import encode_pixels, pixel_run
 
-from zerotrain.cache import Cache
+from zerotrain.cache.reader import Cache
 
 SIDE = 32
 SIZES = [(40, 40), (80, 24), (20, 60), (300, 40)]

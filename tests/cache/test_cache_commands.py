@@ -12,9 +12,9 @@ from tests.builders.talks import cached
 
 from zerotrain.artifact import verdicts
 from zerotrain.artifact.in_use import WriterLock
-from zerotrain.cache import read_cache
 from zerotrain.cache.layout import read_index, shard_number
 from zerotrain.cache.orphans import orphan_shards
+from zerotrain.cache.reader import read_cache
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.caches.places import find_caches
 from zerotrain.pipeline.caches.prune import prune

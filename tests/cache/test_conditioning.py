@@ -19,8 +19,8 @@ from tests.builders.caching import FakeFamily
 from tests.builders.images import make_image_config
 
 from zerotrain import artifact
-from zerotrain.cache import Cache, read_cache, stacked
 from zerotrain.cache.prompts import Prompts
+from zerotrain.cache.reader import Cache, read_cache, stacked
 from zerotrain.config.training import TrainConfig
 from zerotrain.data.buckets import View, choose_views, other_views
 from zerotrain.data.crop import crop_and_resize, to_pixels

@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from tests.builders.caching import contents
 
 from zerotrain import artifact
-from zerotrain.cache import Entry, stacked
 from zerotrain.cache.drawn_digest import drawn_digest
 from zerotrain.cache.earlier import carry_index, same_index
 from zerotrain.cache.layout import (
+    Entry,
     Index,
     Series,
     Shard,
@@ -26,6 +26,7 @@ from zerotrain.cache.layout import (
     write_json_index,
 )
 from zerotrain.cache.mapped_shard import MappedShard
+from zerotrain.cache.reader import stacked
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,9 @@ from PIL import Image
 from tests.builders.caching import Run
 from tests.builders.refusals import refused
 
-from zerotrain.cache import code, encoding, mask_scaling, read_cache, stacked
+from zerotrain.cache import code, encoding, mask_scaling
 from zerotrain.cache.orphans import orphan_shards
+from zerotrain.cache.reader import read_cache, stacked
 from zerotrain.data.dataset import read_dataset
 from zerotrain.errors import PipelineError
 from zerotrain.stages.prepare_dataset import prepare_dataset

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
 
 from zerotrain import artifact
 from zerotrain.artifact import file_sha256
-from zerotrain.cache import stacked
+from zerotrain.cache.reader import stacked
 from zerotrain.cache.token_layout import pack
 from zerotrain.data import dataset_folder
 from zerotrain.data.conversation import TEXTS, Message, conversation

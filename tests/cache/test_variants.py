@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from zerotrain.cache import read_cache
+from zerotrain.cache.reader import read_cache
 from zerotrain.config.training import TrainConfig
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.draws import draw_variant

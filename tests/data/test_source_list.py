@@ -17,7 +17,7 @@ from tests.builders.phases import make_tiny_phase
 from tests.builders.refusals import refused
 from tests.builders.runs import make_run
 
-from zerotrain.cache import Entry
+from zerotrain.cache.layout import Entry
 from zerotrain.config.data import DataConfig
 from zerotrain.config.read import parse_config
 from zerotrain.data.dataset import IMAGES, Dataset, read_dataset

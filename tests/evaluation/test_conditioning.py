@@ -16,8 +16,8 @@ from tests.training.saving_trials import Log
 
 from zerotrain import artifact
 from zerotrain.artifact import link_or_copy
-from zerotrain.cache import Cache, read_cache
 from zerotrain.cache.prompts import Prompts
+from zerotrain.cache.reader import Cache, read_cache
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.run import RunConfig
 from zerotrain.data.dataset import read_dataset

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tests.conftest import ROOT
 
-from zerotrain.cache import stacked
+from zerotrain.cache.reader import stacked
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.training import TrainConfig
 from zerotrain.models.families.diffusion import DiffusionFamily

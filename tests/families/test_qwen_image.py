@@ -17,7 +17,7 @@ from tests.families.promises import (
     sample,
 )
 
-from zerotrain.cache import stacked
+from zerotrain.cache.reader import stacked
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.patches import unpack
 from zerotrain.models.families.qwen_image import FAMILY

@@ -25,7 +25,7 @@ from tests.families.promises import (
     train_adapter,
 )
 
-from zerotrain.cache import stacked
+from zerotrain.cache.reader import stacked
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.training import TrainConfig
 from zerotrain.data.crop import to_pixels

@@ -10,8 +10,8 @@ from tests.builders.images import make_image_config, prepare_inputs, write_pictu
 from tests.gpu.conftest import DEVICE
 
 from zerotrain import artifact
-from zerotrain.cache import Cache, read_cache
 from zerotrain.cache.layout import LATENTS
+from zerotrain.cache.reader import Cache, read_cache
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 
 pytestmark = pytest.mark.gpu

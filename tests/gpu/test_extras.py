@@ -24,7 +24,7 @@ from tests.training.measures import SETTINGS, validations, weights
 from tests.training.test_samples import GRID, VALUES, evaluated
 
 from zerotrain import artifact
-from zerotrain.cache import read_cache
+from zerotrain.cache.reader import read_cache
 from zerotrain.export.options import SampleOptions
 from zerotrain.export.sample import sample
 from zerotrain.models.families import load_family

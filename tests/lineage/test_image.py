@@ -13,7 +13,7 @@ from tests.lineage.conftest import trace
 
 from zerotrain import artifact
 from zerotrain.artifact.columns import Columns
-from zerotrain.cache import Entry
+from zerotrain.cache.layout import Entry
 from zerotrain.config.data import DataConfig
 from zerotrain.data.dataset import read_dataset
 from zerotrain.pipeline.lineage.image import IMAGES_OF_ENTRY, _seen_in_columns

@@ -22,6 +22,10 @@ VALUES = {
 }  # fmt: skip
 """The command's own defaults."""
 SIZES = (8, 40, 512, 4096)
+WHOLE = [*((size, None, 1) for size in SIZES), (64, 4, 1), (64, None, 2)]
+"""Of a preset: size, rank of an adapter or None, processes."""
+SAMPLE = [(40, None, 1), (4096, None, 1), (64, 4, 2)]
+"""A size that is no multiple, one beyond all positions, and an adapter on two processes."""
 REFUSALS = ("is no multiple of", "has positions for images of up to")
 
 
@@ -61,17 +65,25 @@ def is_expected(refusal: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["nano", pytest.param("micro", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("preset", "grid"),
+    [
+        pytest.param("nano", SAMPLE, id="nano"),
+        pytest.param("nano", WHOLE, id="nano-whole", marks=pytest.mark.soak),
+        pytest.param("micro", WHOLE[2:], id="micro", marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_preset_of_any_size_is_planned_or_refused(family: str, preset: str) -> None:
+def test_a_preset_of_any_size_is_planned_or_refused(
+    family: str, preset: str, grid: list[tuple[int, int | None, int]]
+) -> None:
     """With and without an adapter, on one process and on two."""
-    grid = [(size, None, 1) for size in (SIZES if preset == "nano" else SIZES[2:])]
     refusals = {
         (size, rank, count): refusal_of(
             family=family, base=preset, resolution=size, max_length=size, lora_rank=rank,
             processes=count, batch_size=count, gradient_checkpointing=count == 2,
         )
-        for size, rank, count in [*grid, (64, 4, 1), (64, None, 2)]
+        for size, rank, count in grid
     }  # fmt: skip
     assert all(map(is_expected, refusals.values())), refusals
     assert not any(refusal for (size, *_), refusal in refusals.items() if size % 64 == 0)
@@ -80,7 +92,8 @@ def test_a_preset_of_any_size_is_planned_or_refused(family: str, preset: str) ->
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "base"), shipped_models())
 def test_a_shipped_model_of_any_size_is_planned_or_refused(family: str, base: str) -> None:
-    """The models of config/models, at usual and unusual sizes."""
-    for size in (512, 1032, 4096) if family not in LANGUAGE_MODELS else (64, 4096):
+    """The models of config/models, at unusual sizes; at usual ones their recipes are planned
+    (test_recipes.py)."""
+    for size in (1032, 4096) if family not in LANGUAGE_MODELS else (64, 4096):
         found = refusal_of(family=family, base=base, resolution=size, max_length=size)
         assert is_expected(found), found

@@ -13,8 +13,9 @@ from safetensors import safe_open
 from tests.builders.caching import SIDE, StopError, contents, stop_encoding
 
 from zerotrain import artifact
-from zerotrain.cache import batching, encoding, read_cache, stacked
+from zerotrain.cache import batching, encoding
 from zerotrain.cache.prompts import Prompts
+from zerotrain.cache.reader import read_cache, stacked
 from zerotrain.cache.record import LONG_CAPTIONS
 from zerotrain.data.crop import crop_and_resize, to_pixels
 from zerotrain.data.dataset import read_dataset

@@ -15,7 +15,7 @@ from tests.builders.states import make_position
 
 from zerotrain import artifact
 from zerotrain.artifact import link_or_copy
-from zerotrain.cache import read_cache
+from zerotrain.cache.reader import read_cache
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation import images

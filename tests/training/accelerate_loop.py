@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator, DeepSpeedPlugin
 from accelerate.utils import InitProcessGroupKwargs
 
-from zerotrain.cache import read_cache
+from zerotrain.cache.reader import read_cache
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.training.batches import Batches

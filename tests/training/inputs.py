@@ -14,7 +14,8 @@ from tests.builders.talks import publish_dataset, publish_language, run_config
 from tests.families.texts import SUMS
 
 from zerotrain.artifact.columns import Columns
-from zerotrain.cache import Entry, read_cache, stacked
+from zerotrain.cache.layout import Entry
+from zerotrain.cache.reader import read_cache, stacked
 from zerotrain.config.training import TrainConfig
 from zerotrain.data.dataset import read_dataset
 from zerotrain.models.families import load_family

@@ -14,7 +14,7 @@ from tests.training.inputs import COUNT, SIDE, write_image_inputs
 from tests.training.kill_point import KillPoint
 from tests.training.matrix import export_state
 
-from zerotrain.cache import read_cache
+from zerotrain.cache.reader import read_cache
 from zerotrain.config.training import TrainConfig
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.training.batches import Batches

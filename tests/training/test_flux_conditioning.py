@@ -18,7 +18,7 @@ from tests.builders.images import (
 from tests.training.conftest import Training, trained_model
 from tests.training.inputs import LORA, SIDE
 
-from zerotrain.cache import read_cache, stacked
+from zerotrain.cache.reader import read_cache, stacked
 from zerotrain.config.training import TrainConfig
 from zerotrain.models.families import flux_nano
 from zerotrain.models.families.flux import FAMILY

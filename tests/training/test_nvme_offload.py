@@ -40,20 +40,18 @@ def test_resume_under_nvme_offload_has_the_bits_of_cpu_offload(
     disk.mkdir()
     training.base = base
 
-    def train(name: str, preset: str, until: int, path: str | None = None) -> list[float]:
-        # The derived buffers are for real models.
-        buffers = {"offload_param": {"buffer_size": 10**6}} if path else {}
-        training.phase(
-            name, preset, until, mixed_precision="bf16", offload_path=path,
-            num_processes=processes, zero={**SIZES, **buffers},
-        )  # fmt: skip
-        assert training.call_stage(name, "end") == 0
-        losses: list[float] = training.losses(name)
-        return losses
+    shape = {"mixed_precision": "bf16", "num_processes": processes}
+    expected = training.run("cpu", "zero3_offload", 4, zero=SIZES, **shape)
 
-    expected = train("cpu", "zero3_offload", 4)
-    train("nvme", "zero3_nvme", 2, str(disk))
-    assert train("nvme", "zero3_nvme", 4, str(disk)) == expected
+    def swap(until: int) -> None:
+        # The derived buffers are for real models.
+        zero = {**SIZES, "offload_param": {"buffer_size": 10**6}}
+        training.phase("nvme", "zero3_nvme", until, zero=zero, offload_path=str(disk), **shape)
+        assert training.call_stage("nvme", "end") == 0
+
+    swap(2)
+    swap(4)
+    assert training.losses("nvme") == expected
     # What is swapped is written in another layout.
     ours, theirs = (training.checkpoint(name, 4) for name in ("nvme", "cpu"))
     assert ours.slots == theirs.slots

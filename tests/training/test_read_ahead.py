@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.builders.phases import make_tiny_phase
 
-from zerotrain.cache import read_cache
+from zerotrain.cache.reader import read_cache
 from zerotrain.training.batches import MOST_AHEAD, READERS, Batches, ReadAhead
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from tests.training.conftest import Training
 from tests.training.inputs import CAPTIONS, COUNT, SIDE
 from tests.training.matrix import export_state
 
-from zerotrain.cache import read_cache
+from zerotrain.cache.reader import read_cache
 from zerotrain.config.training import TrainConfig
 from zerotrain.models.families.ddpm import DenoisingObjective, NoiseSchedule
 from zerotrain.models.families.flow_matching import FlowMatchingObjective

@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import psutil
@@ -267,3 +269,24 @@ def test_large_models_alone_give_memory_back_at_once(tmp_path, size, given_back)
                 file.truncate(length)
         draft.content = {"parts": {}}
     assert bool(allocator(artifact.read(tmp_path / "base", "base"))) == given_back
+
+
+WITHOUT_LAUNCH = """
+import sys
+from pathlib import Path
+from zerotrain.stages import train_phase as stage
+
+stage.supervise = lambda *_, **__: 0
+stage._publish = lambda *_: None
+launch, base, cache, progress, output = map(Path, sys.argv[1:])
+assert stage.train_phase(launch, base, cache, None, progress, output) == 0
+sys.exit("torch" in sys.modules)
+"""
+
+
+def test_the_stage_holds_no_torch(training):
+    """Its process lives as long as the training, whose memory torch would take."""
+    training.phase("light", "torch", 4)
+    folder = training.folder / "light"
+    words = (folder / "launch", training.base, training.cache, folder / "progress", folder / "end")
+    subprocess.run([sys.executable, "-c", WITHOUT_LAUNCH, *words], check=True)

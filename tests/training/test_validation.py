@@ -19,7 +19,7 @@ from tests.training.matrix import export_state
 from tests.training.measures import SETTINGS, measured, validations, weights
 
 from zerotrain import artifact
-from zerotrain.cache import TokenCache, read_cache
+from zerotrain.cache.reader import TokenCache, read_cache
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.models.families.tokens import IGNORED
 from zerotrain.stages import train_phase

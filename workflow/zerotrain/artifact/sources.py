@@ -60,7 +60,7 @@ def training_files(family: str) -> list[str]:
 
 def declared_file(name: str) -> str:
     """Return the file of a module, or of the module of `module:Class`."""
-    return _shown(_files_of(name.partition(":")[0], must_exist=True)[-1])
+    return _shown(_must_exist(name.partition(":")[0])[-1])
 
 
 def source_digest(*modules: str) -> str:
@@ -86,8 +86,8 @@ def code_digest(*names: str) -> str:
     found = []
     for name in names:
         module, _, inside = name.partition(":")
-        path = _files_of(module, must_exist=True)[-1]
-        found.append(hashlib.sha256(_code(path, inside).encode()).hexdigest())
+        path = _must_exist(module)[-1]
+        found.append(_text_sha256(_code(path, inside)) if inside else file_code_sha256(path))
     return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()
 
 
@@ -97,11 +97,15 @@ def file_code_sha256(path: Path) -> str:
     of_bytes = hashlib.sha256(content).hexdigest()
     if of_bytes not in READ.tokens:
         try:
-            found = hashlib.sha256(code_text(_decoded(content)).encode()).hexdigest()
+            found = _text_sha256(code_text(_decoded(content)))
         except (SyntaxError, UnicodeDecodeError):
             found = of_bytes
         READ.tokens[of_bytes] = found
     return READ.tokens[of_bytes]
+
+
+def _text_sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _decoded(content: bytes) -> str:
@@ -123,7 +127,7 @@ def _training_closure(family: str) -> set[Path]:
 def _closure(modules: Iterable[str], without: tuple[str, ...] = ()) -> set[Path]:
     """Return modules and all they import, except for listed ones and what only they import."""
     found: set[Path] = set()
-    waiting = [path for name in modules for path in _files_of(name, must_exist=True)]
+    waiting = [path for name in modules for path in _must_exist(name)]
     while waiting:
         path = waiting.pop()
         if path not in found and not _name_of(path).startswith(without):
@@ -146,24 +150,29 @@ def _tables_in(folder: Path) -> tuple[Path, ...]:
     return tuple(one for kind in ("*.toml", "*.j2") for one in folder.glob(kind))
 
 
+@cache
 def _name_of(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
-def _files_of(name: str, *, must_exist: bool = False) -> list[Path]:
-    """List a module's file and the __init__ files of the packages above it."""
-    parts = name.split(".")[1:]
-    files = [
-        init
-        for depth in range(len(parts) + 1)
-        if (init := PACKAGE.joinpath(*parts[:depth], "__init__.py")).is_file()
-    ]
-    module = PACKAGE.joinpath(*parts).with_suffix(".py") if parts else PACKAGE / "__init__.py"
-    if module.is_file():
-        files.append(module)
-    elif must_exist and not PACKAGE.joinpath(*parts, "__init__.py").is_file():
-        raise ModuleNotFoundError(name)
+def _must_exist(module: str) -> tuple[Path, ...]:
+    """Return the files of a module that has one of its own, which is the last."""
+    files = _files_of(PACKAGE, module)
+    if files == _files_of(PACKAGE, module.rpartition(".")[0]):
+        raise ModuleNotFoundError(module)
     return files
+
+
+@cache
+def _files_of(package: Path, module: str) -> tuple[Path, ...]:
+    """List a module's file, if it has one, after those of the packages above it."""
+    if not module:
+        return ()
+    _, *parts = module.split(".")
+    path = package.joinpath(*parts)
+    init, own = path / "__init__.py", path.with_suffix(".py")
+    found = [file for file in (init, own) if (parts or file is init) and file.is_file()]
+    return (*_files_of(package, module.rpartition(".")[0]), *found)
 
 
 @cache
@@ -172,7 +181,7 @@ def _imports(path: Path) -> tuple[Path, ...]:
     of_bytes = hashlib.sha256(content).hexdigest()
     if of_bytes not in READ.imports:
         READ.imports[of_bytes] = sorted(_imported_names(ast.parse(content)))
-    files = (file for name in READ.imports[of_bytes] for file in _files_of(name))
+    files = {file for name in READ.imports[of_bytes] for file in _files_of(PACKAGE, name)}
     left_out = NOT_FOLLOWED.get(_name_of(path))
     return tuple(one for one in files if not (left_out and _name_of(one).startswith(left_out)))
 
@@ -207,11 +216,9 @@ def _is_types_only(test: ast.expr) -> bool:
 
 
 @cache
-def _code(path: Path, name: str = "") -> str:
-    """Return the code of a file, or of one class in it."""
+def _code(path: Path, name: str) -> str:
+    """Return the code of one class in a file."""
     text = _decoded(path.read_bytes())
-    if not name:
-        return code_text(text)
     tree = ast.parse(text)
     defined = {n.name: n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
     assigned = {

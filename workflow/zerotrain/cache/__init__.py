@@ -17,9 +17,3 @@ max_sequence_length, long_captions, text_dtype (in which the text encoders compu
 kind), of which earlier versions wrote only the first. The cache's identity covers its tensors, so
 it can change without a change in any of these.
 """
-
-from zerotrain.cache.layout import Entry
-from zerotrain.cache.reader import Cache, TokenCache, read_cache, stacked
-from zerotrain.cache.token_layout import Row
-
-__all__ = ["Cache", "Entry", "Row", "TokenCache", "read_cache", "stacked"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from zerotrain.cache import Cache, read_cache
+from zerotrain.cache.reader import Cache, read_cache
 from zerotrain.config.stage_settings import EvaluateSettings
 from zerotrain.data.conditioning_file import read_conditioning_images
 from zerotrain.data.crop import centre_crop, crop_and_resize

@@ -21,7 +21,6 @@ from zerotrain.data.dataset import Dataset, Sample, read_dataset
 from zerotrain.data.open import open_source
 from zerotrain.data.source import Source
 from zerotrain.errors import PipelineError
-from zerotrain.export.formats.original_base import write_parts
 from zerotrain.models.base import KIND, check_config, check_model_index, part_digests
 from zerotrain.models.base_places import base_files
 from zerotrain.models.families import Family, load_family
@@ -231,6 +230,9 @@ def _link(settings: BuildSettings, family: Family, target: Path) -> str | None:
         (target / MODEL_INDEX).unlink()
         write_json(target / MODEL_INDEX, index)
         if files.single_file is not None:
+            # Not at the top: it imports diffusers' converters, which take two seconds.
+            from zerotrain.export.formats.original_base import write_parts
+
             write_parts(files.single_file, family, target)
     commits = {place.commit for place, _ in files.places}
     return commits.pop() if len(commits) == 1 else None

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zerotrain.cache import Cache, Entry, TokenCache, stacked
-from zerotrain.cache.reader import ON_HOST
+from zerotrain.cache.layout import Entry
+from zerotrain.cache.reader import ON_HOST, Cache, TokenCache, stacked
 from zerotrain.config.token_routes import TokenRoute, kept_tokens
 from zerotrain.data.draws import draw_routes, draw_sample, draw_variant
 from zerotrain.data.order import SampleOrder, repeat_in_rounds

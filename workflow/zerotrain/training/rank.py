@@ -12,7 +12,7 @@ import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from zerotrain.cache import read_cache
+from zerotrain.cache.reader import read_cache
 from zerotrain.errors import EXIT_UNFINISHED
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml

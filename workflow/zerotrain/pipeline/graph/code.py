@@ -93,7 +93,9 @@ def _encoding(family: str, masks: bool) -> Code:
     """Return the code that encodes a family's samples, and scales their loss masks."""
     modules = encoding_code(family, masks=masks)
     files = [declared_file(name) for name in modules]
-    return Code(_digest(map(code_digest, modules), files), [family], files)
+    with stored_reading():
+        digest = _digest(map(code_digest, modules), files)
+    return Code(digest, [family], files)
 
 
 @cache

@@ -81,7 +81,7 @@ def data_digest(cache: Artifact) -> str:
     For images it covers the pixels, captions, crops and sizes of the train split, and the user's
     settings of their encoding; for text the dataset.
     """
-    # Its package imports torch, which checks do without.
+    # They import pyarrow, which checks do without.
     from zerotrain.cache.drawn_digest import drawn_digest
     from zerotrain.cache.layout import INDEX, LATENTS, read_index
 

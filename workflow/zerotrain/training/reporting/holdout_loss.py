@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from zerotrain.cache import Cache, TokenCache, stacked
+from zerotrain.cache.reader import Cache, TokenCache, stacked
 from zerotrain.config.families import CONDITIONS
 from zerotrain.data.draws import HOLDOUT_NOISE, generator
 from zerotrain.models.families import Objective

@@ -21,8 +21,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from zerotrain.cache import Cache
 from zerotrain.cache.prompts import Prompts
+from zerotrain.cache.reader import Cache
 from zerotrain.data.draws import IMAGE_SEEDS, generator
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.child_process import SUPERVISOR, supervisor_mark

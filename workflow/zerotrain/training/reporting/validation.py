@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from zerotrain.cache import Cache, TokenCache
+from zerotrain.cache.reader import Cache, TokenCache
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.families import Family, Objective
 from zerotrain.training import ranks
