@@ -145,9 +145,12 @@ def test_every_family_trains_on_buckets(family, conditioned, tmp_path, server):
     buckets = {"alignment": 8, "min_aspect": 0.25, "max_aspect": 4.0}
     sizes = [(40, 40), (80, 24), (20, 60)]
     write_image_inputs(family, tmp_path, sizes, conditioned=conditioned, aspect_buckets=buckets)
-    entries = read_cache(tmp_path / "cache").entries
-    assert {entry.target_size for entry in entries} == {(16, 16), (8, 24), (24, 8)}
-    assert all(bool(entry.conditioning) == conditioned for entry in entries)
+    cache = read_cache(tmp_path / "cache")
+    assert {entry.target_size for entry in cache.entries} == {(16, 16), (8, 24), (24, 8)}
+    for sample in map(cache.sample, range(COUNT)):
+        others = sample.get("conditioning_latents")
+        assert (others is not None) == conditioned
+        assert others is None or others.shape[-2:] == sample["latents"].shape[-2:]
     training = Training(tmp_path, tmp_path, server)
     shape = {
         "family": family, "resolution": SIDE, "epoch_size": COUNT, "lr_warmup_steps": 0,
