@@ -12,7 +12,7 @@ from tests.builders.talks import cached
 from tests.cache.earlier_version import make_earlier
 
 from zerotrain import artifact
-from zerotrain.cache import batching, comparison, encoding, record
+from zerotrain.cache import batching, comparison, record, sample_keys
 from zerotrain.cache.comparison import first_deviation, spread
 from zerotrain.cache.precision import full_precision
 from zerotrain.cache.record import ENCODING, read_record
@@ -234,7 +234,7 @@ def test_another_kind_of_device_has_its_own_cache(run, family, monkeypatch, caps
     """Its numbers differ in more than the last bits of one kernel."""
     run.cache()
     lines(capsys)
-    monkeypatch.setattr(encoding, "device_type", lambda: "mps")
+    monkeypatch.setattr(sample_keys, "device_type", lambda: "mps")
     found = artifact.read(run.cache(), "cache")
     assert lines(capsys)[-1] == DONE.format(20, 4)
     assert found.made_by["device"] == "mps"

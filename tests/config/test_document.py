@@ -1,6 +1,7 @@
 """The JSON schema and the page of keys are those of the models, and hold the shipped files."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from zerotrain.config.section import Section
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "config").glob("*.yaml"))
+WHOLE = re.compile(r"```yaml\n(run: .*?)```", re.S)
+"""A whole configuration on a page."""
 EXAMPLE = (ROOT / "docs" / "configuration.md").read_text().split("```yaml\n")[1].split("```")[0]
 
 
@@ -66,3 +69,13 @@ def test_schema_refuses_wrong_phases(change: dict[str, object]) -> None:
     raw["phases"][0] |= change
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(raw, schema())
+
+
+def test_whole_configurations_on_pages_are_valid() -> None:
+    """As the shipped ones."""
+    found = [
+        text for page in (ROOT / "docs").glob("*.md") for text in WHOLE.findall(page.read_text())
+    ]
+    assert len(found) > 1
+    for text in found:
+        parse_config(YAML(typ="safe").load(text), "docs")

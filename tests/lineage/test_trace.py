@@ -190,7 +190,7 @@ def broken(file: Path) -> Iterator[str]:
 def test_every_file_of_the_chain_is_among_those_below(chain: Path) -> None:
     """All that lies there, but for what other weights were made from."""
     others = re.compile(rf"{RUN}/(plain/weights|offload/state|\w+/progress)/|results/single/")
-    hidden = re.compile(r"(^|/)\.files/")
+    hidden = re.compile(r"(^|/)\.(files/|publishing\.lock$)")
     there = {path.as_posix() for path in Path().rglob("*") if path.is_file()}
     there = {name for name in there if not hidden.search(name)}
     manifests = {f"{folder}/manifest.json" for folder in (WEIGHTS, *FOLDERS)}

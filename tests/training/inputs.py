@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from tests.builders.images import make_image_config, prepare_inputs, write_pictures
 from tests.builders.talks import publish_dataset, publish_language, run_config
 from tests.families.texts import SUMS
@@ -31,14 +31,30 @@ TALKS = [tuple(m.content for m in one.messages) for one in SUMS]
 
 
 def write_image_inputs(
-    family: str, folder: Path, sizes: Sequence[tuple[int, int]] = ((SIDE, SIDE),), **data: Any
+    family: str,
+    folder: Path,
+    sizes: Sequence[tuple[int, int]] = ((SIDE, SIDE),),
+    *,
+    conditioned: bool = False,
+    **data: Any,
 ) -> None:
-    """A nano model of images and their cache; the images have these sizes in turn."""
+    """A nano model of images and their cache; the images have these sizes in turn.
+
+    If `conditioned`, each has a conditioning image of twice its size and other colours, and there
+    are no prompts of validations.
+    """
     images = write_pictures(folder / "images", CAPTIONS, SIDE, COUNT)
+    if conditioned:
+        (folder / "before").mkdir()
+        data |= {"conditioning_images": str(folder / "before")}
     for number, file in enumerate(sorted(images.glob("*.png"))):
-        Image.open(file).resize(sizes[number % len(sizes)]).save(file)
-    validation = {"prompts": list(PROMPTS)}
-    config = make_image_config(images, family=family, data=data, validation=validation)
+        image = Image.open(file).resize(sizes[number % len(sizes)])
+        image.save(file)
+        if conditioned:
+            before = ImageOps.invert(image).resize((2 * image.width, 2 * image.height))
+            before.save(folder / "before" / file.name)
+    validation = {} if conditioned else {"validation": {"prompts": list(PROMPTS)}}
+    config = make_image_config(images, family=family, data=data, **validation)
     prepare_inputs(config, folder, steps=3)
     assert len(read_dataset(folder / "dataset").split("train")) == COUNT
 

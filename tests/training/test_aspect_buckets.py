@@ -135,14 +135,22 @@ def test_a_kill_changes_no_bit(training, server):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["sdxl", "sd3", "qwen_image", "flux"])
-def test_every_family_trains_on_buckets(family, tmp_path, server):
+@pytest.mark.parametrize(
+    ("family", "conditioned"),
+    [("sdxl", False), ("sd3", False), ("qwen_image", False), ("flux", False), ("flux", True)],
+)
+def test_every_family_trains_on_buckets(family, conditioned, tmp_path, server):
     """Images of three shapes through prepare_dataset, cache_latents and four steps: a batch gives
-    the losses of its images one by one."""
+    the losses of its images one by one; with conditioning images, too."""
     buckets = {"alignment": 8, "min_aspect": 0.25, "max_aspect": 4.0}
-    write_image_inputs(family, tmp_path, [(40, 40), (80, 24), (20, 60)], aspect_buckets=buckets)
-    entries = read_cache(tmp_path / "cache").entries
-    assert {entry.target_size for entry in entries} == {(16, 16), (8, 24), (24, 8)}
+    sizes = [(40, 40), (80, 24), (20, 60)]
+    write_image_inputs(family, tmp_path, sizes, conditioned=conditioned, aspect_buckets=buckets)
+    cache = read_cache(tmp_path / "cache")
+    assert {entry.target_size for entry in cache.entries} == {(16, 16), (8, 24), (24, 8)}
+    for sample in map(cache.sample, range(COUNT)):
+        others = sample.get("conditioning_latents")
+        assert (others is not None) == conditioned
+        assert others is None or others.shape[-2:] == sample["latents"].shape[-2:]
     training = Training(tmp_path, tmp_path, server)
     shape = {
         "family": family, "resolution": SIDE, "epoch_size": COUNT, "lr_warmup_steps": 0,

@@ -310,9 +310,12 @@ def test_graph_base_of_a_preset_stays_as_it_is_built_until_it_is_asked_for(built
 
 @pytest.mark.slow
 def test_graph_conditioning_images_are_inputs_of_the_dataset(project):
-    """An edited one reruns what an edited image reruns; touched ones and others rerun nothing."""
+    """An edited one reruns what an edited image reruns; touched ones and others rerun nothing.
+
+    So do they with aspect buckets, which cut them, too."""
     project.edit(CONFIG, "base: nano", "base: nano\nfamily: flux")
-    project.edit(CONFIG, "images: photos", "images: photos\n  conditioning_images: before")
+    keys = "\n  conditioning_images: before\n  aspect_buckets: {alignment: 16}"
+    project.edit(CONFIG, "images: photos", f"images: photos{keys}")
     before = project.folder / "before"
     before.mkdir()
     for name in ("cat", "dog"):

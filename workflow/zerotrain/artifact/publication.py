@@ -92,13 +92,23 @@ def publish_manifest(
     parents: Mapping[str, Artifact] | None = None,
     made_by: Mapping[str, Any] | None = None,
     files: Sequence[str] = (),
+    known: Mapping[str, str] | None = None,
 ) -> None:
     """Publish an artifact that consists of a manifest, and of files that are written already.
 
     Other files and folders in `folder` stay.
+
+    Args:
+        folder: The artifact's folder.
+        kind: Its kind.
+        content: The manifest's content.
+        parents: The artifacts that it is made from, by name.
+        made_by: Facts about its maker, no part of its identity.
+        files: Names of its files.
+        known: sha256 of files that the writer has hashed already: they are not read again.
     """
     with replacing(folder / MANIFEST) as new:
-        listed = _list(folder, files, {})
+        listed = _list(folder, files, known or {})
         write_json(new, _manifest(kind, content, listed, parents, made_by))
     sync(folder)
 

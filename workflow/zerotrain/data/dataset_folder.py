@@ -10,10 +10,11 @@ until its content changes. In both forms the identity is that of one JSON.
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -25,9 +26,12 @@ from zerotrain.artifact.manifest import DATASET, IDENTITY
 from zerotrain.artifact.rebuilding import rebuild_hint
 from zerotrain.artifact.whole_file import sync
 from zerotrain.errors import PipelineError
+from zerotrain.machine.disk_errors import check_no_file, writing
+from zerotrain.machine.liveness import open_lock
 
 SAMPLES = "samples/samples.arrow"
 BAD = "samples/bad.jsonl"
+LOCK = ".publishing.lock"
 
 Bad = Mapping[str, str]
 """A refused sample: `file` and `reason`."""
@@ -86,31 +90,64 @@ def publish_dataset(
 ) -> Path:
     """Publish a dataset; its caches in the folder stay.
 
+    Runs that share a dataset may publish it at once: one waits for the other.
+
     Returns:
         The file that lists the bad samples.
 
     Raises:
+        PipelineError: something else is in the lock's place.
         DiskError: the disk is full or read-only, or fails.
     """
     facts = {"repeats": repeats, "count": count_samples(samples, bad)}
+    with _one_at_a_time(folder):
+        return _publish(folder, of, samples, bad, facts, made_by)
+
+
+def _publish(
+    folder: Path,
+    of: SampleType[S],
+    samples: Sequence[S],
+    bad: Sequence[Bad],
+    facts: dict[str, Any],
+    made_by: Mapping[str, Any] | None,
+) -> Path:
     identity = _identity(of, samples, bad, facts)
     if _is_in_json(folder, identity):
         lists = {of.key: [of.to_json(sample) for sample in samples], "bad": [*bad]}
         artifact.publish_manifest(folder, DATASET, {**facts, **lists}, made_by=made_by)
         (folder / SAMPLES).parent.mkdir(exist_ok=True)  # DVC stores it, with either form
         return folder / MANIFEST
+    # Where the file system has no locks, a manifest must not vouch for another writer's columns.
+    known = {}
     with artifact.replacing(folder / SAMPLES) as new:
         Columns.of(of.record, samples).write(new)
+        known[SAMPLES] = artifact.file_sha256(new)
     if bad:
         with artifact.replacing(folder / BAD) as new:
             new.write_text("".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in bad))
+            known[BAD] = artifact.file_sha256(new)
     else:
         (folder / BAD).unlink(missing_ok=True)
     sync((folder / SAMPLES).parent)
-    files = (BAD, SAMPLES) if bad else (SAMPLES,)
     content = {**facts, IDENTITY: identity}
-    artifact.publish_manifest(folder, DATASET, content, made_by=made_by, files=files)
+    artifact.publish_manifest(
+        folder, DATASET, content, made_by=made_by, files=sorted(known), known=known
+    )
     return folder / BAD
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Let one process at a time publish the dataset of a folder."""
+    check_no_file(folder)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open_lock(folder / LOCK)
+    with lock:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _is_in_json(folder: Path, identity: str) -> bool:

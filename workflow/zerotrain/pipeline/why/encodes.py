@@ -110,7 +110,7 @@ def _keys(
 ) -> tuple[set[str], set[str]] | None:
     """Return the keys of images and captions that the cache will have; None without a base."""
     from zerotrain.cache.earlier import earlier_keys  # these import torch
-    from zerotrain.cache.encoding import Encoding
+    from zerotrain.cache.sample_keys import SampleKeys
     from zerotrain.models.families import load_family
 
     try:
@@ -118,8 +118,8 @@ def _keys(
         family: Any = load_family(settings.family)  # of images: only their caches are compared
         reads = family.conditioning(base)
         device = _device(cache)
-        encoding = Encoding(settings, size, family, model, reads=reads, device=device)
-        entries = [encoding.entry(sample, view) for sample, view in samples]
+        keys = SampleKeys(settings, size, family, model, reads=reads, device=device)
+        entries = [keys.entry(sample, view) for sample, view in samples]
     except (PipelineError, OSError, LookupError):
         return None
     names = earlier_keys(cache, entries, None, {}, base=model, cache=settings.cache)
