@@ -44,7 +44,7 @@ test: setup ## Run the tests (ARGS='-k NAME' selects, ARGS=--fix renews generate
 
 # Exit code 5 says that ARGS selected none of them.
 test-full: setup ## Run the tests that take long
-	@$(PYTEST) -m "slow and not soak and not gpu" $(ARGS) || [ $$? -eq 5 ]
+	@$(PYTEST) -n 3 -m "slow and not soak and not gpu" $(ARGS) || [ $$? -eq 5 ]
 
 test-soak: setup ## Run by hand what CI only samples: long kills, fuzz, every switch
 	@$(PYTEST) -m soak $(ARGS) || [ $$? -eq 5 ]
@@ -71,6 +71,7 @@ import-cases: setup ## Import the peers' own configurations and count them (SIMP
 
 lint: setup ## Check style, types and words
 	@ruff check
+	@ruff check --preview --select PLW1514 # text files are UTF-8 whatever the locale says
 	@ruff format --check
 	@snakefmt --check Snakefile rules
 	@mypy

@@ -96,7 +96,7 @@ def describe_machine() -> dict[str, Any]:
     cpuinfo = Path("/proc/cpuinfo")
     models = [
         line.partition(":")[2].strip()
-        for line in (cpuinfo.read_text().splitlines() if cpuinfo.is_file() else ())
+        for line in (cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else ())
         if line.startswith("model name")
     ]
     return {

@@ -98,7 +98,7 @@ def planned(name: str) -> tuple[float, str]:
 def prepare(name: str, count: int) -> None:
     """Make a dataset, its configuration and its manifest in this folder."""
     write_images(Path(name), count)
-    Path(f"config/{name}.yaml").write_text(CONFIG.format(name=name))
+    Path(f"config/{name}.yaml").write_text(CONFIG.format(name=name), encoding="utf-8")
     with contextlib.redirect_stdout(io.StringIO()):
         prepare_dataset(DataConfig(images=name), Path("results/data") / name)
 

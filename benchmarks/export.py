@@ -143,7 +143,7 @@ def ours(checkpoint: Path, out: Path, dtype: str) -> Callable[[], float]:
 
 def anonymous() -> int:
     """Anonymous resident memory of this process in bytes."""
-    text = Path("/proc/self/status").read_text()
+    text = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(text.partition("RssAnon:")[2].split()[0]) * 1024
 
 

@@ -209,10 +209,11 @@ def continue_here(program: Any, inputs: Path, place: Path, out: Path) -> tuple[P
 def _run(command: list[str], log: Path, environment: Mapping[str, str]) -> None:
     places = os.pathsep.join(str(ROOT / name) for name in ("benchmarks", "workflow"))
     variables = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1", **environment}
-    with log.open("w") as stream:
+    with log.open("w", encoding="utf-8") as stream:
         done = subprocess.run(command, env=variables, stdout=stream, stderr=stream, check=False)
     if done.returncode:
-        sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{log.read_text()[-6000:]}")
+        end = log.read_text(encoding="utf-8")[-6000:]
+        sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{end}")
 
 
 def measure(program: Any, inputs: Path, place: Path) -> Measured:
@@ -282,12 +283,12 @@ def rows_of(page: str) -> dict[str, list[str]]:
 
 def write(page: Path, measured: Mapping[str, Measured], names: Iterable[str]) -> None:
     """Put rows into a page's table; those of other programs stay, those of none go."""
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     rows = {name: f"| {' | '.join([name, *cells])} |" for name, cells in rows_of(text).items()}
     rows |= {name: found.row(name) for name, found in measured.items()}
     before, _, rest = text.partition(BEGIN)
     found = table(rows[name] for name in names if name in rows)
-    page.write_text(f"{before}{BEGIN}\n{found}{END}{rest.partition(END)[2]}")
+    page.write_text(f"{before}{BEGIN}\n{found}{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 def main() -> None:

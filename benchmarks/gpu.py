@@ -102,13 +102,15 @@ def finished(out: Path) -> dict[str, dict[str, Any]]:
     """Return the lines of a file by their names, the last of each."""
     if not out.is_file():
         return {}
-    lines = [json.loads(line) for line in out.read_text().splitlines() if line.strip()]
+    lines = [
+        json.loads(line) for line in out.read_text(encoding="utf-8").splitlines() if line.strip()
+    ]
     return {line["name"]: line for line in lines}
 
 
 def append(out: Path, line: dict[str, Any]) -> None:
     """Append a line, and see that it is on the disk."""
-    with out.open("a") as stream:
+    with out.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(line) + "\n")
         stream.flush()
         os.fsync(stream.fileno())
@@ -119,7 +121,7 @@ class Ops:
 
     def __init__(self, out: Path) -> None:
         self._out, self._began = out, time.monotonic()
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "zerotrain.machine.compiled_ops"],
             stdout=self._log, stderr=subprocess.STDOUT,

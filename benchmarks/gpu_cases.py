@@ -60,13 +60,13 @@ class Watch:
 
 def available() -> int:
     """Memory that the host can still give, in bytes."""
-    text = Path("/proc/meminfo").read_text()
+    text = Path("/proc/meminfo").read_text(encoding="utf-8")
     return int(text.partition("MemAvailable:")[2].split()[0]) * 1024
 
 
 def anonymous() -> int:
     """Anonymous and shared resident memory of this process in bytes."""
-    text = Path("/proc/self/status").read_text()
+    text = Path("/proc/self/status").read_text(encoding="utf-8")
     return sum(int(text.partition(key)[2].split()[0]) for key in ("RssAnon:", "RssShmem:")) * 1024
 
 

@@ -209,7 +209,7 @@ class Spent:
         return made
 
     def _memory(self) -> int:
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
         return int(status.split("VmHWM:")[1].split()[0]) // 1000
 
 

@@ -230,7 +230,7 @@ class Watch:
 
 def resident() -> int:
     """Anonymous and shared resident memory of this process in bytes."""
-    text = Path("/proc/self/status").read_text()
+    text = Path("/proc/self/status").read_text(encoding="utf-8")
     return sum(int(text.partition(key)[2].split()[0]) for key in ("RssAnon:", "RssShmem:")) * 1024
 
 
@@ -261,7 +261,7 @@ def watch_training(inputs: Path, launch: Path, progress: Path, modules: Path) ->
     from zerotrain.training.checkpointing import saving
     from zerotrain.training.engines.engine import Engine
 
-    known = modules.read_text().split() if modules.is_file() else []
+    known = modules.read_text(encoding="utf-8").split() if modules.is_file() else []
     warm_up(known)
     watch = Watch()
     time.sleep(0.05)
@@ -282,7 +282,9 @@ def watch_training(inputs: Path, launch: Path, progress: Path, modules: Path) ->
     rank.run(launch, inputs / "base", inputs / "cache", progress)
     found = watch.close()
     if not known:
-        modules.write_text("\n".join(sorted(name for name in sys.modules if name != "__main__")))
+        modules.write_text(
+            "\n".join(sorted(name for name in sys.modules if name != "__main__")), encoding="utf-8"
+        )
     return found
 
 

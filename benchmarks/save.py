@@ -61,7 +61,7 @@ class Memory:
 
 def rss_anon() -> int:
     """Anonymous memory of this process, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 

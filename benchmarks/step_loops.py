@@ -100,7 +100,7 @@ def example(inputs: Path, launch: Path) -> Iterator[None]:
     optimizer = fused_adamw(loop.unet.parameters())
     schedule = get_scheduler("constant", optimizer=optimizer, num_warmup_steps=0)
     unet, optimizer, loader, schedule = accelerator.prepare(loop.unet, optimizer, loader, schedule)
-    bar = tqdm(desc="Steps", file=open(os.devnull, "w"))  # noqa: SIM115
+    bar = tqdm(desc="Steps", file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     train_loss = 0.0
     while True:
         for batch in loader:

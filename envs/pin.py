@@ -49,7 +49,7 @@ def installed() -> list[str]:
 
     A local version suffix such as +cpu only names a build, so it is dropped.
     """
-    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     roots = [*project["dependencies"], *project["optional-dependencies"]["dev"], "setuptools"]
     waiting = [(Requirement(root), "") for root in roots]
     found: dict[str, str] = {}
@@ -75,11 +75,11 @@ def conda(constraints: str) -> str:
 
 def main() -> None:
     """Write both files again; the comment at the head of constraints.txt stays."""
-    old = CONSTRAINTS.read_text()
+    old = CONSTRAINTS.read_text(encoding="utf-8")
     head = re.match(r"(#.*\n)*", old)
     text = (head[0] if head else "") + "\n".join(installed()) + "\n"
-    CONSTRAINTS.write_text(text)
-    CONDA.write_text(conda(text))
+    CONSTRAINTS.write_text(text, encoding="utf-8")
+    CONDA.write_text(conda(text), encoding="utf-8")
 
 
 if __name__ == "__main__":

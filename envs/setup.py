@@ -82,7 +82,9 @@ def digest() -> str:
 def is_done() -> bool:
     """Whether a set-up with these inputs ended well and its Python is still there."""
     try:
-        return json.loads(STAMP.read_text())["digest"] == digest() and os.access(str(BIN), os.X_OK)
+        return json.loads(STAMP.read_text(encoding="utf-8"))["digest"] == digest() and os.access(
+            str(BIN), os.X_OK
+        )
     except (OSError, ValueError, KeyError):
         return False
 
@@ -189,7 +191,7 @@ def _is_healthy() -> bool:
     check = "import sys, pip; print(sys.prefix)"
     try:
         found = subprocess.run([str(BIN), "-c", check], capture_output=True, text=True, check=True)
-        moved = str(VENV) not in (VENV / "bin" / "activate").read_text()
+        moved = str(VENV) not in (VENV / "bin" / "activate").read_text(encoding="utf-8")
     except (OSError, subprocess.CalledProcessError):
         return False
     return Path(found.stdout.strip()) == VENV and not moved
@@ -244,7 +246,7 @@ def compile_bytecode() -> None:
 
 def pins() -> dict[str, str]:
     """Return the pinned version of each package by its name."""
-    lines = CONSTRAINTS.read_text().splitlines()
+    lines = CONSTRAINTS.read_text(encoding="utf-8").splitlines()
     return dict(line.split("==", 1) for line in lines if "==" in line and line[0] != "#")
 
 
@@ -341,7 +343,7 @@ class Step:
             self.child.wait()
         if self.output.exists():
             with LOG.open("a") as log:
-                log.write(self.output.read_text(errors="replace"))
+                log.write(self.output.read_text(errors="replace", encoding="utf-8"))
             self.output.unlink()
 
     def finish(self, explain: tuple = (), *, may_fail: bool = False) -> bool:  # type: ignore[type-arg]
@@ -353,7 +355,7 @@ class Step:
         well = self.child.returncode == 0
         self._show("\n" if well else " failed\n")
         if not well and not may_fail:
-            output = self.output.read_text(errors="replace")
+            output = self.output.read_text(errors="replace", encoding="utf-8")
             self.__exit__()
             fail(self.label, output.split("\n", 2)[2], explain)
         return well
@@ -399,7 +401,7 @@ def main() -> None:
         install()
         shutil.rmtree(str(VENV / "tmp"), ignore_errors=True)
         new = STAMP.with_suffix(".new")
-        new.write_text(json.dumps({"digest": digest()}) + "\n")
+        new.write_text(json.dumps({"digest": digest()}) + "\n", encoding="utf-8")
         new.replace(STAMP)
     print(f"set-up done in {time.monotonic() - start:.0f} s", flush=True)
 

@@ -83,8 +83,10 @@ def generated(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
 
     def hold(path: Path, text: str) -> None:
         if request.config.getoption("--fix"):
-            path.write_text(text)
-        assert path.read_text() == text, f"{path} is out of date: make test ARGS=--fix"
+            path.write_text(text, encoding="utf-8")
+        assert path.read_text(encoding="utf-8") == text, (
+            f"{path} is out of date: make test ARGS=--fix"
+        )
 
     return hold
 

@@ -52,7 +52,8 @@ def test_the_digest_is_that_of_every_version(version: str) -> None:
     ).stdout.split()  # fmt: skip
     assert found[0] == GOLDEN.read_text().strip()
     assert found == [
-        hashlib.sha256(code_text(Path(f).read_text()).encode()).hexdigest() for f in files
+        hashlib.sha256(code_text(Path(f).read_text(encoding="utf-8")).encode()).hexdigest()
+        for f in files
     ]
 
 
@@ -80,7 +81,7 @@ CHANGED = {
 @pytest.mark.parametrize("edit", KEPT)
 def test_an_edit_of_words_or_layout_keeps_the_code(edit: str) -> None:
     """Comments, docstrings, blank lines, line breaks."""
-    text = SAMPLE.read_text()
+    text = SAMPLE.read_text(encoding="utf-8")
     assert text.count(KEPT[edit][0]) == 1
     assert code_text(text.replace(*KEPT[edit])) == code_text(text)
 
@@ -88,7 +89,7 @@ def test_an_edit_of_words_or_layout_keeps_the_code(edit: str) -> None:
 @pytest.mark.parametrize("edit", CHANGED)
 def test_an_edit_of_code_changes_it(edit: str) -> None:
     """However small."""
-    text = SAMPLE.read_text()
+    text = SAMPLE.read_text(encoding="utf-8")
     assert code_text(text.replace(*CHANGED[edit])) != code_text(text)
 
 

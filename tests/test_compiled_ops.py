@@ -68,7 +68,8 @@ def test_later_processes_use_the_compiler_that_built(
 def test_failed_build_says_the_compilers_first_error(fresh_ops: Path, stand_in: Path) -> None:
     """The cause in one sentence, the whole output in a log."""
     stand_in.write_text(
-        "echo warming up; echo 'a.cpp:1: fatal error: no Python.h'; echo Trace; exit 1"
+        "echo warming up; echo 'a.cpp:1: fatal error: no Python.h'; echo Trace; exit 1",
+        encoding="utf-8",
     )
     with pytest.raises(PipelineError) as caught:
         compiled_ops.build()
@@ -81,12 +82,12 @@ def test_failed_build_says_the_compilers_first_error(fresh_ops: Path, stand_in: 
 def test_a_build_that_hangs_is_ended_with_its_children(fresh_ops: Path, stand_in: Path) -> None:
     """A time-out leaves no compiler behind, and the next call builds."""
     pid_file = stand_in.with_name("pid")
-    stand_in.write_text(f"sleep 60 & echo $! > {pid_file}; wait")
+    stand_in.write_text(f"sleep 60 & echo $! > {pid_file}; wait", encoding="utf-8")
     with pytest.raises(PipelineError, match="was not built in time"):
         compiled_ops.build(timeout_s=1)
     pid = int(pid_file.read_text())
     wait_until(lambda: not is_running(pid))
-    stand_in.write_text("")
+    stand_in.write_text("", encoding="utf-8")
     compiled_ops.build()
 
 
@@ -110,7 +111,7 @@ def test_next_build_waits_for_the_compilers_of_a_killed_one(
         compiled_ops.build(timeout_s=0.3)
     assert len(built(stand_in)) == calls
     os.kill(compiler, signal.SIGKILL)
-    stand_in.write_text("")
+    stand_in.write_text("", encoding="utf-8")
     compiled_ops.build(timeout_s=30)
     assert len(built(stand_in)) == calls + len(OPS)
 
@@ -120,7 +121,8 @@ def start_builder(stand_in: Path) -> tuple[subprocess.Popen[bytes], int]:
     pid_file = stand_in.with_name("pid")
     # As ninja does it, the compiler has a process group of its own.
     stand_in.write_text(
-        f"set -m; sleep 60 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}; wait"
+        f"set -m; sleep 60 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}; wait",
+        encoding="utf-8",
     )
     code = (
         "import runpy, sys; "

@@ -585,7 +585,7 @@ def publish_to_hub(card: Path) -> None:
 def test_an_output_that_is_a_file(tmp_path: Path, monkeypatch, write, below: str) -> None:
     """Or that is below one, is refused before any work, and the file keeps its bytes."""
     monkeypatch.chdir(tmp_path)
-    Path("notes.txt").write_text("mine")
+    Path("notes.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(PipelineError) as caught:
         write(Path("notes.txt", below))
     if (write, below) != (check_replaceable, ""):

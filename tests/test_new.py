@@ -292,7 +292,7 @@ def test_options_are_written_and_the_file_passes_check(
     monkeypatch.chdir(tmp_path)
     Path("config").mkdir()
     Path("config/launch").symlink_to(ROOT / "config/launch")
-    Path("talks.json").write_text(json.dumps(TALKS))
+    Path("talks.json").write_text(json.dumps(TALKS), encoding="utf-8")
     wanted = {"base": "nano", "images": Path(photos.name), **options}
     if "text" in options:
         wanted |= {

@@ -230,7 +230,7 @@ def test_declared_encoding_is_that_of_the_families() -> None:
     from zerotrain.models.families import conditioning, load_family
 
     more = {"flux": ("zerotrain.models.families.flux_redux",)}
-    assert more["flux"][0] in Path(conditioning.__file__).read_text()
+    assert more["flux"][0] in Path(conditioning.__file__).read_text(encoding="utf-8")
     for name in FAMILIES:
         family = load_family(name)
         said = {*family.encoding_code, *getattr(family, "prompt_code", ()), *more.get(name, ())}
@@ -310,3 +310,13 @@ def test_help_imports_no_configuration() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_text_is_read_and_written_as_utf_8() -> None:
+    """Prompts and manifests are the same on a machine with another locale."""
+    for path in sources.PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(getattr(node, "func", None), "attr", "")
+            if name in ("read_text", "write_text"):
+                named = {keyword.arg for keyword in node.keywords}
+                assert "encoding" in named, f"{path}:{node.lineno}"

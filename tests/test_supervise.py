@@ -91,7 +91,7 @@ def start(log: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 def logged(log: Path, text: str) -> Callable[[], bool]:
     """Whether a text stands in a log."""
-    return lambda: log.is_file() and text in log.read_text()
+    return lambda: log.is_file() and text in log.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 85])
@@ -111,7 +111,7 @@ def test_output_is_copied(log: Path, capfd) -> None:
     for word in ("first", "second"):
         supervise(["sh", "-c", f"echo {word}; echo {word} error >&2"], log=log)
     expected = "first\nfirst error\nsecond\nsecond error\n"
-    assert log.read_text() == expected
+    assert log.read_text(encoding="utf-8") == expected
     assert capfd.readouterr().err == expected
 
 
@@ -119,7 +119,7 @@ def test_a_bar_is_one_line_of_the_log(log: Path, capfd) -> None:
     """A line that is drawn over and over is logged as it was last; colours are not logged."""
     drawn = r"\r  0%%\r 50%%\r\033[32m100%%\033[0m done\nnext\r\nlast\r 7%%\r 8%%"
     supervise(["printf", drawn], log=log)
-    assert log.read_text() == "100% done\nnext\n 8%\n"
+    assert log.read_text(encoding="utf-8") == "100% done\nnext\n 8%\n"
     assert "\r 50%\r" in capfd.readouterr().err
 
 
@@ -135,7 +135,7 @@ def test_a_long_bar_is_not_remembered(log: Path) -> None:
     finally:
         tracemalloc.stop()
     assert most < 10**6
-    assert log.read_text() == f"{19999:0100d}\n"
+    assert log.read_text(encoding="utf-8") == f"{19999:0100d}\n"
 
 
 def test_environment_and_group_are_the_childs_own(log: Path) -> None:
@@ -147,7 +147,7 @@ def test_environment_and_group_are_the_childs_own(log: Path) -> None:
     )
     environment = {"A": "a", "PATH": os.environ["PATH"]}
     supervise(python(code), log=log, environment=environment)
-    assert log.read_text() == f"a PASSIVE {supervisor_mark()} True\n"
+    assert log.read_text(encoding="utf-8") == f"a PASSIVE {supervisor_mark()} True\n"
 
 
 def test_a_command_that_is_not_there_leaves_nothing_open() -> None:
@@ -165,11 +165,11 @@ def test_a_failure_of_ours_leaves_no_command_behind(log: Path) -> None:
     seen: list[int] = []
 
     def fail(number: int) -> None:
-        seen.append(int(log.read_text()))
+        seen.append(int(log.read_text(encoding="utf-8")))
         raise RuntimeError
 
     def signal_when_it_runs() -> None:
-        wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
+        wait_until(lambda: log.exists() and log.read_text(encoding="utf-8").endswith("\n"))
         os.kill(os.getpid(), signal.SIGUSR1)
 
     code = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
@@ -184,7 +184,7 @@ def test_a_signal_that_another_thread_hears_is_handed_on(log: Path) -> None:
     must not sleep for as long as the command runs."""
 
     def hear() -> None:
-        wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
+        wait_until(lambda: log.exists() and log.read_text(encoding="utf-8").endswith("\n"))
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
 
     threading.Thread(target=hear).start()
@@ -235,7 +235,7 @@ def test_first_signal_goes_to_the_listener_instead(start, log: Path, tmp_path: P
     # Had SIGHUP been handed on, Python would handle it before this one, whose number is higher.
     os.kill(int(place.read_text()), signal.SIGUSR1)
     wait_until(logged(log, f"got {int(signal.SIGUSR1)}"))
-    assert log.read_text() == f"ready\ngot {int(signal.SIGUSR1)}\n"
+    assert log.read_text(encoding="utf-8") == f"ready\ngot {int(signal.SIGUSR1)}\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(SECONDS) == 128 + signal.SIGKILL
 
@@ -247,7 +247,7 @@ def test_what_is_ignored_stays_ignored(start, log: Path) -> None:
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGUSR1)
     wait_until(logged(log, f"got {int(signal.SIGUSR1)}"))
-    assert log.read_text() == f"ready\ngot {int(signal.SIGUSR1)}\n"
+    assert log.read_text(encoding="utf-8") == f"ready\ngot {int(signal.SIGUSR1)}\n"
 
 
 def test_what_a_jobs_shell_ignores_is_heard(start, log: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_terminal_that_is_gone_does_not_stop_the_command(start, log: Path) -> 
     wait_until(logged(log, "ready"))
     process.stderr.close()
     assert process.wait(SECONDS) == 0
-    assert log.read_text().count("x" * 99) == 9999
+    assert log.read_text(encoding="utf-8").count("x" * 99) == 9999
     process.stderr = None
 
 
@@ -319,7 +319,7 @@ def test_what_the_command_left_running_is_ended(log: Path, monkeypatch) -> None:
     """Background processes of its group do not outlive it."""
     monkeypatch.setattr("zerotrain.machine.child_process.GRACE_SECONDS", 0.2)
     assert supervise(["sh", "-c", "sleep 60 & echo $!"], log=log) == 0
-    wait_until(lambda: not is_running(int(log.read_text())))
+    wait_until(lambda: not is_running(int(log.read_text(encoding="utf-8"))))
 
 
 def test_without_a_supervisor_nothing_is_watched(monkeypatch) -> None:
@@ -348,4 +348,4 @@ def test_on_a_terminal_the_command_sees_one(log: Path) -> None:
     os.close(terminal)
     assert b"True 97" in shown
     assert b"\r 1%\r 2%" in shown
-    assert log.read_text() == "True 97\n 2%\n"
+    assert log.read_text(encoding="utf-8") == "True 97\n 2%\n"

@@ -31,7 +31,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of two published phases, and one whose first phase trains."""
     monkeypatch.chdir(tmp_path)
     Path("config").mkdir()
-    Path("config/digits.yaml").write_text(CONFIG)
+    Path("config/digits.yaml").write_text(CONFIG, encoding="utf-8")
     publish("digits/plain/weights", "weights", 300)
     publish("digits/plain/progress/step-00000300", "checkpoint", 300)
     publish("digits/offload/weights", "weights", 700)
@@ -107,7 +107,7 @@ EXPORT = "zerotrain.export.command.export_command"
 def fingerprint() -> None:
     """What the newest rolling checkpoint of flowers was trained with."""
     file = Path("results/flowers/plain/progress/fingerprint.json")
-    file.write_text(json.dumps({"family": "sdxl", "lora": None}))
+    file.write_text(json.dumps({"family": "sdxl", "lora": None}), encoding="utf-8")
 
 
 def test_a_rolling_checkpoint_is_exported_for_the_time_of_use(

@@ -100,7 +100,7 @@ class Job:
 def run(train: Callable[[Job], None]) -> None:
     """Run a module's program on the job that the command line names."""
     torch.set_num_threads(1)
-    document = json.loads(Path(sys.argv[1]).read_text())
+    document = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     options = document.pop("options")
     job = Job(**{key: Path(value) for key, value in document.items()}, options=options)
     train(job)

@@ -54,8 +54,8 @@ def serve(folder: Path) -> Iterator[Builder]:
 def _read_address(log: Path, server: subprocess.Popen[bytes]) -> str:
     """Wait for what a server prints as it starts."""
     for _ in range(600):
-        if printed := re.search(r"http://\S+\n", log.read_text()):
+        if printed := re.search(r"http://\S+\n", log.read_text(encoding="utf-8")):
             return printed[0].strip()
-        assert server.poll() is None, log.read_text()
+        assert server.poll() is None, log.read_text(encoding="utf-8")
         time.sleep(0.1)
-    raise AssertionError(f"no address in a minute: {log.read_text()}")
+    raise AssertionError(f"no address in a minute: {log.read_text(encoding='utf-8')}")

@@ -161,7 +161,8 @@ def test_html_and_controls_in_names_are_text(
     Path(name).write_text(
         f"# {evil}\nrun: a\nfamily: sdxl\nbase: '{evil}'\n"
         f'data: {{images: "\\e[31m{evil}"}}\n'
-        f"train: {{optimizer: '{evil}'}}\nphases: [{{name: '\"{evil}', until: 1}}]\n"
+        f"train: {{optimizer: '{evil}'}}\nphases: [{{name: '\"{evil}', until: 1}}]\n",
+        encoding="utf-8",
     )
     pages = [client.get("/"), client.get("/build", params={"from": name})]
     pages.append(client.post("/build", data={"from": name, "train.optimizer": evil}))
@@ -194,7 +195,7 @@ def test_a_hostile_configuration_is_a_sentence(
     client: TestClient, project: Path, text: str, expected: str
 ) -> None:
     """No code of it runs, and no traceback is shown."""
-    Path("config/x.yaml").write_text(text)
+    Path("config/x.yaml").write_text(text, encoding="utf-8")
     answer = client.get("/build", params={"from": "config/x.yaml"})
     assert answer.status_code == 422
     assert expected in html.unescape(answer.text)

@@ -47,7 +47,7 @@ def test_dropped_file_is_shown_and_opens_in_the_form(client: TestClient) -> None
     form = {"name": "mine", "text": part.replace("\n", "\r\n")}
     answer = client.post("/import/open", data=form, follow_redirects=False)
     assert answer.headers["location"] == "/build?from=config%2Ftemplates%2Fmine.yaml"
-    saved = Path("config/templates/mine.yaml").read_text()
+    saved = Path("config/templates/mine.yaml").read_text(encoding="utf-8")
     assert saved.startswith("# Of a file.\n")
     assert "learning_rate: 1.0e-4 # kept" in saved
     assert "- {name: train, until: 1000}" in saved
@@ -76,7 +76,7 @@ def test_diff_is_confirmed_and_written_with_the_recipe_s_comments(client: TestCl
     digest = hidden(page, "digest")
     done = client.post("/write/confirm", data={**form, "digest": digest})
     assert "config/dogs.yaml is written" in done.text
-    assert Path("config/dogs.yaml").read_text() == (
+    assert Path("config/dogs.yaml").read_text(encoding="utf-8") == (
         RECIPE.replace("cats", "dogs").replace("photos", "dogs").replace("300", "400")
     )
     again = client.post("/write/confirm", data={**form, "digest": digest})

@@ -47,7 +47,7 @@ def test_nothing_is_written_before_the_confirmation(project: Path) -> None:
     ]
     assert files(project) == set()
     assert write() == Written(Path("config/digits.yaml"), None)
-    assert Path("config/digits.yaml").read_text() == TEXT
+    assert Path("config/digits.yaml").read_text(encoding="utf-8") == TEXT
 
 
 def test_existing_file_keeps_its_comments_and_a_backup(project: Path) -> None:
@@ -59,8 +59,8 @@ def test_existing_file_keeps_its_comments_and_a_backup(project: Path) -> None:
         "+  - {name: plain,   until: 400, launch: torch}",
     ]
     assert write(OTHER).backup == Path("config/digits.yaml.bak")
-    assert Path("config/digits.yaml").read_text() == TEXT.replace("300", "400")
-    assert Path("config/digits.yaml.bak").read_text() == TEXT
+    assert Path("config/digits.yaml").read_text(encoding="utf-8") == TEXT.replace("300", "400")
+    assert Path("config/digits.yaml.bak").read_text(encoding="utf-8") == TEXT
     assert write(TEXT).backup == Path("config/digits.yaml.bak2")
     assert not propose("digits", TEXT).changes
     assert files(project) == {f"config/digits.yaml{end}" for end in ("", ".bak", ".bak2")}
@@ -71,14 +71,14 @@ def test_file_that_was_saved_since_is_not_replaced(project: Path) -> None:
     write()
     digest = propose("digits", OTHER).digest
     edited = TEXT.replace("nano", "other/model")
-    Path("config/digits.yaml").write_text(edited)
+    Path("config/digits.yaml").write_text(edited, encoding="utf-8")
     assert "was saved by another program" in refusal(confirm, "digits", OTHER, digest)
     assert "was saved by another program" in refusal(confirm, "digits", TEXT, digest)
     new = propose("second", TEXT).digest
-    Path("config/second.yaml").write_text(edited)
+    Path("config/second.yaml").write_text(edited, encoding="utf-8")
     assert "was saved by another program" in refusal(confirm, "second", TEXT, new)
     assert files(project) == {"config/digits.yaml", "config/second.yaml"}
-    assert Path("config/digits.yaml").read_text() == edited
+    assert Path("config/digits.yaml").read_text(encoding="utf-8") == edited
 
 
 NAMES = ["../x", "/etc/x", "a/b", "", ".hidden", "a b", "a\nb", "x" * 100, "config/../../x", "-x"]

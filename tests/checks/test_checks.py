@@ -49,7 +49,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("photos").mkdir()
     for name in ("cat", "dog"):
         Image.new("RGB", (8, 8)).save(f"photos/{name}.png")
-        Path(f"photos/{name}.txt").write_text(f"a {name}")
+        Path(f"photos/{name}.txt").write_text(f"a {name}", encoding="utf-8")
     write_base("sdxl")
     Path("empty").mkdir()
     Path("weights.bin").write_bytes(b"")
@@ -93,8 +93,8 @@ NOT_MODELS = {
 def write_language_model(config: dict[str, object], *names: str) -> None:
     """A base in transformers' layout with small tensors of these names."""
     Path("gpt").mkdir()
-    Path("gpt/config.json").write_text(json.dumps(config))
-    Path("gpt/tokenizer_config.json").write_text("{}")
+    Path("gpt/config.json").write_text(json.dumps(config), encoding="utf-8")
+    Path("gpt/tokenizer_config.json").write_text("{}", encoding="utf-8")
     write_tensors(Path("gpt/model.safetensors"), *names)
 
 
@@ -103,7 +103,7 @@ def write_tensors(path: Path, *names: str) -> None:
 
 
 def problems(text: str) -> PipelineError:
-    CONFIG.write_text(text)
+    CONFIG.write_text(text, encoding="utf-8")
     with pytest.raises(PipelineError) as caught:
         read_checked_runs(CONFIG)
     assert "\n" not in caught.value.hint
@@ -120,7 +120,7 @@ def test_a_right_file_is_answered_with_silence() -> None:
         FILE.replace("base: nano", "base: nano\nlora: {target_modules: [to_out.0, attn1.to_q]}"),
         FILE.replace("base: nano", "base: sdxl\nfrozen_parameters: [unet]"),
     ):
-        CONFIG.write_text(text)
+        CONFIG.write_text(text, encoding="utf-8")
         assert list(read_checked_runs(CONFIG)) == [str(CONFIG)]
 
 
@@ -254,14 +254,16 @@ def test_a_number_that_a_local_base_does_not_take_is_found(
     """Its model_index.json says what it takes; no model is loaded."""
     write_edits()
     write_base("qwen_image")
-    index = json.loads(Path("qwen_image/model_index.json").read_text())
-    Path("qwen_image/model_index.json").write_text(json.dumps(index | {"_class_name": pipeline}))
+    index = json.loads(Path("qwen_image/model_index.json").read_text(encoding="utf-8"))
+    Path("qwen_image/model_index.json").write_text(
+        json.dumps(index | {"_class_name": pipeline}), encoding="utf-8"
+    )
     text = EDITS.replace("base: nano", "base: qwen_image")
     text = text.replace("images: photos", f"images: photos\n  {data}")
     if takes:
         assert problems(text).what == f"{CONFIG}: line 3: base: qwen_image {takes}"
     else:
-        CONFIG.write_text(text)
+        CONFIG.write_text(text, encoding="utf-8")
         assert list(read_checked_runs(CONFIG)) == [str(CONFIG)]
 
 
@@ -270,9 +272,9 @@ def test_crops_of_images_that_captions_depend_on_are_found(base: str) -> None:
     """Before a base is built, too."""
     write_edits()
     write_base("qwen_image")
-    index = json.loads(Path("qwen_image/model_index.json").read_text())
+    index = json.loads(Path("qwen_image/model_index.json").read_text(encoding="utf-8"))
     kind = {"_class_name": "QwenImageEditPlusPipeline"}
-    Path("qwen_image/model_index.json").write_text(json.dumps(index | kind))
+    Path("qwen_image/model_index.json").write_text(json.dumps(index | kind), encoding="utf-8")
     text = EDITS.replace("base: nano", f"base: {base}").replace(
         "images: photos",
         "images: photos\n  conditioning_images: photos\n"
@@ -282,7 +284,7 @@ def test_crops_of_images_that_captions_depend_on_are_found(base: str) -> None:
         f"data.aspect_buckets.crop_variants: 2, and the text encoder of base: {base} sees "
         "conditioning images, of which a caption is encoded with one crop"
     )
-    CONFIG.write_text(text.replace("crop_variants: 2", "crop_variants: 1"))
+    CONFIG.write_text(text.replace("crop_variants: 2", "crop_variants: 1"), encoding="utf-8")
     assert list(read_checked_runs(CONFIG)) == [str(CONFIG)]
 
 
@@ -293,7 +295,8 @@ def write_edits() -> None:
     Path("edits.csv").write_text(
         "file_name,text,before,more\n"
         'cat.png,a cat,dog.png,"[""dog.png"", ""cat.png""]"\n'
-        "dog.png,a dog,cat.png,cat.png\n"
+        "dog.png,a dog,cat.png,cat.png\n",
+        encoding="utf-8",
     )
 
 
@@ -306,7 +309,8 @@ def check_base_of(text: str, family: str, phase: str = "") -> list[str]:
         )
         if kind == "image"
         else f"run: flowers\nfamily: {family}\n{text}\ndata: {{source: sums}}\n"
-        "train: {max_length: 16}\nphases: [{name: plain, until: 3}]\n"
+        "train: {max_length: 16}\nphases: [{name: plain, until: 3}]\n",
+        encoding="utf-8",
     )
     try:
         read_checked_runs(CONFIG)
@@ -401,7 +405,7 @@ def test_a_folder_that_is_no_whole_language_model_is_refused(
     if gone:
         Path("gpt", gone).unlink()
     if added:
-        Path("gpt", added).write_text("{}")
+        Path("gpt", added).write_text("{}", encoding="utf-8")
     (found,) = check_base_of("base: gpt", "causal_lm")
     assert found.startswith(f"line 3: base: gpt: {sentence}")
 
@@ -494,7 +498,7 @@ def test_ends_in_epochs_refuse_nothing_that_follows_from_their_length() -> None:
     """How many steps an epoch has is known when the dataset is; other problems are reported."""
     text = FILE.replace("until: 300", "until: 1 epochs\n    save_every: 500")
     text = text.replace("until: 700", "until: 2000\n    lr_warmup_steps: 1500")
-    CONFIG.write_text(text)
+    CONFIG.write_text(text, encoding="utf-8")
     assert read_checked_runs(CONFIG)
     text = text.replace(LAUNCH, "launch: {preset: zero2, zero3_init: true}")
     assert "zero3_init builds the model in parts" in problems(text).what
@@ -502,7 +506,7 @@ def test_ends_in_epochs_refuse_nothing_that_follows_from_their_length() -> None:
 
 def test_a_run_that_has_its_base_needs_no_place_for_it() -> None:
     """The folder of the base may be another machine's; the run's own copy is there."""
-    CONFIG.write_text(FILE.replace(BASE, "base: /models/gone"))
+    CONFIG.write_text(FILE.replace(BASE, "base: /models/gone"), encoding="utf-8")
     with artifact.publish(Path("results/flowers/base"), "base") as draft:
         draft.content = {"base": "/models/gone", "revision": None}
     assert read_checked_runs(CONFIG)
@@ -532,7 +536,7 @@ def test_what_a_training_needs_is_not_asked_for_once_it_is_over(
     assert sentence in problems(text).what
     with artifact.publish(Path("results/flowers/offload/checkpoint"), "checkpoint"):
         pass
-    CONFIG.write_text(text)
+    CONFIG.write_text(text, encoding="utf-8")
     assert read_checked_runs(CONFIG)
 
 
@@ -553,15 +557,18 @@ def test_a_switch_that_loses_something_is_refused_before_the_first_phase_trains(
     first: str, second: str, allow: str, loss: str
 ) -> None:
     """By the rule that the training applies when the second phase starts."""
-    CONFIG.write_text(f"""run: flowers
+    CONFIG.write_text(
+        f"""run: flowers
 base: nano
 data: {{images: photos}}
 train: {{resolution: 64}}
 phases:
   - {{name: one, until: 10, {first}}}
   - {{name: two, until: 20, {second}, allow: {allow or []}}}
-""")
+""",
+        encoding="utf-8",
+    )
     if not loss:
         assert read_checked_runs(CONFIG)
         return
-    assert f"line 7: phase two: {loss}" in problems(CONFIG.read_text()).what
+    assert f"line 7: phase two: {loss}" in problems(CONFIG.read_text(encoding="utf-8")).what

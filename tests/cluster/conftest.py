@@ -53,7 +53,7 @@ class Snakemake:
         self, words: list[str], folder: Path, environment: dict[str, str], said: Path
     ) -> None:
         self._said = said
-        with said.open("w") as stream:
+        with said.open("w", encoding="utf-8") as stream:
             self.process = subprocess.Popen(
                 words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=stream,
                 stderr=subprocess.STDOUT, start_new_session=True,

@@ -124,7 +124,7 @@ def without_reason(profile: Path, *, shared: bool) -> list[str]:
         shared: Whether a comment holds for all that follows without a gap, at its depth or deeper.
     """
     bare, reason = [], None
-    for line in profile.read_text().splitlines():
+    for line in profile.read_text(encoding="utf-8").splitlines():
         depth = len(line) - len(line.lstrip())
         if not line:
             reason = None

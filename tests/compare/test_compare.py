@@ -57,8 +57,10 @@ def test_a_name_a_path_and_a_configuration_stand_for_their_runs(names: list[str]
     """Each once, in the order of the command line; a run alone stands for its phases in order."""
     for run, phases in (("cats", ("plain", "offload")), ("dogs", ("plain",))):
         listed = [{"name": name, "until": 10 * n} for n, name in enumerate(phases, start=1)]
-        Path(f"{run}.yaml").write_text(json.dumps(make_run(run=run, phases=listed)))
-    Path("both.yaml").write_text("runs: [cats.yaml, dogs.yaml]")
+        Path(f"{run}.yaml").write_text(
+            json.dumps(make_run(run=run, phases=listed)), encoding="utf-8"
+        )
+    Path("both.yaml").write_text("runs: [cats.yaml, dogs.yaml]", encoding="utf-8")
     assert [side.name for side in find_sides(names)] == found
 
 
@@ -128,8 +130,13 @@ def test_a_default_that_an_earlier_version_had_differs():
     """run.yaml has the values that were resolved then; no configuration names this one."""
     file = Path("results/dogs/plain/launch/run.yaml")
     written = "nan_action: {value: stop, source: default}"
-    assert written in file.read_text()
-    file.write_text(file.read_text().replace(written, "nan_action: {value: skip, source: default}"))
+    assert written in file.read_text(encoding="utf-8")
+    file.write_text(
+        file.read_text(encoding="utf-8").replace(
+            written, "nan_action: {value: skip, source: default}"
+        ),
+        encoding="utf-8",
+    )
     assert differences("cats/plain", "dogs")["nan_action"] == [["stop"], ["skip"]]
 
 
@@ -179,7 +186,7 @@ def test_damaged_metrics_are_named():
     """A file that a full disk cut off."""
     evaluate_file = Path("results/dogs/plain/metrics.json")
     publish_samples(evaluate_file.parent, ["a dog"], "blue")
-    evaluate_file.write_text('{"val_loss": 0.')
+    evaluate_file.write_text('{"val_loss": 0.', encoding="utf-8")
     with pytest.raises(
         PipelineError, match=r"results/dogs/plain/metrics.json: not an object in JSON"
     ):
@@ -201,7 +208,7 @@ def test_the_page_shows_samples_in_rows_and_needs_nothing_else(capsys):
     publish_samples(Path("results/dogs/plain"), ["a dog"], "blue")
     compare(["cats/plain", "dogs", "cats/offload"], None, as_json=False)
     assert capsys.readouterr().out.endswith("page  results/compare.html\n")
-    page = Path("results/compare.html").read_text()
+    page = Path("results/compare.html").read_text(encoding="utf-8")
     assert "<script" not in page
     assert 'src="http' not in page
     assert "a &lt;script&gt;alert(1)&lt;/script&gt; cat" in page

@@ -46,7 +46,7 @@ def test_every_key_is_described() -> None:
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_shipped_configurations_pass_both(path: Path) -> None:
     """What pydantic takes, the schema in an editor takes too."""
-    raw = YAML(typ="safe").load(path.read_text())
+    raw = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     parse_config(raw, str(path))
     jsonschema.validate(raw, json.loads((ROOT / "config" / "schema.json").read_text()))
 

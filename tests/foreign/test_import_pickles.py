@@ -71,7 +71,7 @@ def test_tensors_stay_in_the_file(tmp_path: Path) -> None:
     torch.save({"weights": torch.zeros(16 * 2**20)}, tmp_path / "file.pt")
 
     def anonymous() -> int:
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
         return int(status.split("RssAnon:")[1].split()[0]) * 1024
 
     before = anonymous()

@@ -153,7 +153,7 @@ publish = partial(run_command, "publish")
 
 def head_of(card: Path) -> dict[str, Any]:
     """The card's YAML."""
-    _, head, _ = card.read_text().split("---\n", 2)
+    _, head, _ = card.read_text(encoding="utf-8").split("---\n", 2)
     found: dict[str, Any] = yaml.safe_load(head)
     return found
 

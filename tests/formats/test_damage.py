@@ -213,7 +213,7 @@ def build(base: Path, whole: Path, lora: Path) -> None:
     Path("images").mkdir()
     for number in range(8):
         Image.new("RGB", (16, 16), (30 * number,) * 3).save(f"images/{number}.png")
-        Path(f"images/{number}.txt").write_text(f"wall {number % 2}")
+        Path(f"images/{number}.txt").write_text(f"wall {number % 2}", encoding="utf-8")
     results = Path("results")
     for source, target in ((base, "base"), (whole, "whole/weights"), (lora, "lora/weights")):
         shutil.copytree(source, results / "pics" / target)

@@ -80,7 +80,7 @@ def test_the_original_layout_says_what_the_model_predicts(whole, tmp_path):
 
 def test_the_real_architecture_has_the_original_names():
     """All 1680 tensors of SDXL's U-Net go there and come back, and some well-known names."""
-    parts = json.loads(Path("config/models/sdxl.json").read_text())["parts"]
+    parts = json.loads(Path("config/models/sdxl.json").read_text(encoding="utf-8"))["parts"]
     with torch.device("meta"):
         unet = UNet2DConditionModel.from_config(parts["unet"]["config"])
     name_of = unet_names(unet.config)

@@ -195,7 +195,9 @@ DOCS = {
 
 def blocks_of(page: Path) -> list[str]:
     """The indented blocks of a page that load weights."""
-    blocks = re.findall(r"^(?:    .*\n|\n(?=    ))+", page.read_text(), re.MULTILINE)
+    blocks = re.findall(
+        r"^(?:    .*\n|\n(?=    ))+", page.read_text(encoding="utf-8"), re.MULTILINE
+    )
     return [textwrap.dedent(block) for block in blocks if ".from_pretrained(" in block]
 
 

@@ -124,7 +124,7 @@ def answer(name: str, folder: Path, model: torch.nn.Module) -> torch.Tensor:
 def test_the_real_architectures_have_the_original_names(name):
     """Every tensor of SD3 and Flux goes there, and by diffusers' own conversion comes back."""
     recipe = {"sd3": "sd3-medium", "flux": "flux-dev"}[name]
-    config = json.loads(Path(f"config/models/{recipe}.json").read_text())
+    config = json.loads(Path(f"config/models/{recipe}.json").read_text(encoding="utf-8"))
     kind = getattr(diffusers, load_family(name).classes["transformer"])
     with torch.device("meta"):
         model = kind.from_config(config["parts"]["transformer"]["config"])
@@ -335,7 +335,9 @@ class RealFlux(ExportedWeights):
     """A LoRA of FLUX.1 dev itself, whose base is known by its shapes alone."""
 
     def __init__(self, folder: Path) -> None:
-        recipe = json.loads(Path("config/models/flux-dev.json").read_text())["parts"]
+        recipe = json.loads(Path("config/models/flux-dev.json").read_text(encoding="utf-8"))[
+            "parts"
+        ]
         self.configs = {part: recipe[part]["config"] for part in ("transformer", "vae")}
         self.configs["scheduler"] = {"_class_name": "FlowMatchEulerDiscreteScheduler"}
         for part, config in self.configs.items():

@@ -70,12 +70,12 @@ def test_neither_a_time_nor_a_comment_is_code_and_an_edit_is(stage: Path) -> Non
     )
     os.utime(stage, (LATER, LATER))
     assert now() == before
-    stage.write_text('"""What it does."""\n\none = 1  # the first\n')
+    stage.write_text('"""What it does."""\n\none = 1  # the first\n', encoding="utf-8")
     assert now() == before
-    stage.write_text("one = 2\n")
+    stage.write_text("one = 2\n", encoding="utf-8")
     assert now() != before
-    stage.write_text("one = 1\n")
-    Path("rules/act.smk").write_text("rule act:\n    shell: 'zerotrain  act'\n")
+    stage.write_text("one = 1\n", encoding="utf-8")
+    Path("rules/act.smk").write_text("rule act:\n    shell: 'zerotrain  act'\n", encoding="utf-8")
     assert now() != before
 
 

@@ -93,7 +93,7 @@ def test_the_file_is_the_one_that_is_named() -> None:
 
 def test_values_of_another_place_end_snakemake(run, capsys) -> None:
     """The stages would not see them; the file as it is, and as it is parsed, is accepted."""
-    Path("a.yaml").write_text(TEXT)
+    Path("a.yaml").write_text(TEXT, encoding="utf-8")
     runs = Runs({"a.yaml": run()})
     as_read = yaml.safe_load(TEXT)
     runs.check_values(as_read, ["a.yaml"])
@@ -110,7 +110,7 @@ def test_the_base_of_a_dataset_has_one_path(run) -> None:
     assert runs.base_of_data("shared") == own
     named = Runs({"a.yaml": run(run="shared")})
     assert named.base_of_data("shared") == "results/shared/base/manifest.json"
-    Path("dvc.yaml").write_text("outs: [results/data/shared/base]\n")
+    Path("dvc.yaml").write_text("outs: [results/data/shared/base]\n", encoding="utf-8")
     assert named.base_of_data("shared") == own
     Path("dvc.yaml").unlink()
     Path("results/data/shared/base").mkdir(parents=True)

@@ -34,8 +34,10 @@ def run_yaml(tmp_path: Path) -> Path:
 
 def test_a_value_of_another_type_is_named(run_yaml: Path) -> None:
     """Its key, and what it should be."""
-    text = run_yaml.read_text().replace("until_step: {value: 300", "until_step: {value: soon")
-    run_yaml.write_text(text)
+    text = run_yaml.read_text(encoding="utf-8").replace(
+        "until_step: {value: 300", "until_step: {value: soon"
+    )
+    run_yaml.write_text(text, encoding="utf-8")
     assert "until_step: Input should be a valid integer" in refused(read_run_yaml, run_yaml).what
 
 
@@ -45,7 +47,7 @@ def test_aliases_are_not_followed(run_yaml: Path) -> None:
     for number in range(1, 20):
         inside = ", ".join(f"k{place}: *a{number - 1}" for place in range(9))
         lines.append(f"a{number}: &a{number} {{{inside}}}")
-    run_yaml.write_text("\n".join(lines))
+    run_yaml.write_text("\n".join(lines), encoding="utf-8")
     assert "aliases" in refused(read_run_yaml, run_yaml).what
 
 

@@ -27,7 +27,7 @@ def victim(tmp_path: Path) -> Path:
 def test_a_lock_changes_nothing(victim: Path) -> None:
     """A file that has text keeps it, a missing one is made empty."""
     open_lock(victim).close()
-    assert victim.read_text() == VICTIM
+    assert victim.read_text(encoding="utf-8") == VICTIM
     open_lock(victim.with_name("new")).close()
     assert victim.with_name("new").read_bytes() == b""
 
@@ -43,7 +43,7 @@ def test_what_is_no_plain_file_is_no_lock(victim: Path, kind: str) -> None:
     else:
         place.symlink_to(victim if kind == "link" else victim.with_name("made"))
     assert refused(open_lock, place).what.startswith(f"{place}: is a link, or not a regular file")
-    assert victim.read_text() == VICTIM
+    assert victim.read_text(encoding="utf-8") == VICTIM
     assert not victim.with_name("made").exists()
 
 
@@ -63,7 +63,7 @@ def test_progress_of_others_overwrites_nothing(victim: Path, monkeypatch) -> Non
     snakemake_runs.RUNS.mkdir(parents=True)
     (snakemake_runs.RUNS / "turn").symlink_to(victim)
     refused(snakemake_runs.remove_stale_lock)
-    assert victim.read_text() == VICTIM
+    assert victim.read_text(encoding="utf-8") == VICTIM
 
 
 def test_a_copy_of_the_cache_that_is_a_link_is_left_alone(victim: Path) -> None:

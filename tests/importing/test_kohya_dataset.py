@@ -58,7 +58,7 @@ def read(toml: Path, *edits: tuple[str, str]) -> ImportedConfig:
     for old, new in edits:
         assert old in text
         text = text.replace(old, new)
-    toml.write_text(text)
+    toml.write_text(text, encoding="utf-8")
     return import_file(toml)
 
 
@@ -139,7 +139,7 @@ def test_a_json_says_the_same(toml):
     import tomllib
 
     expected = read(toml).nested()
-    Path("dataset.json").write_text(json.dumps(tomllib.loads(TOML)))
+    Path("dataset.json").write_text(json.dumps(tomllib.loads(TOML)), encoding="utf-8")
     assert import_file(Path("dataset.json")).nested() == expected
 
 

@@ -27,10 +27,10 @@ def read(
     datasets: list[dict[str, Any]], skip: frozenset[str] = frozenset(), **program: Any
 ) -> ImportedConfig:
     """A file of datasets, and for keys of the program a config.json that names it."""
-    Path("sets.json").write_text(json.dumps(datasets))
+    Path("sets.json").write_text(json.dumps(datasets), encoding="utf-8")
     if program:
         settings = {"model_type": "lora", "data_backend_config": "sets.json", **program}
-        Path("config.json").write_text(json.dumps(settings))
+        Path("config.json").write_text(json.dumps(settings), encoding="utf-8")
     return import_file(Path("config.json" if program else "sets.json"), ImportOptions(skip=skip))
 
 
@@ -88,7 +88,7 @@ def test_shuffled_tags_keep_their_head(
 def test_filters_are_those_of_the_datasets_embeddings(place: Path) -> None:
     """By name or by default, from a list or a file; the captions are changed by them."""
     write_pictures(place / "photos", ["an arafed dog, blurry\na cat"], count=1)
-    Path("filters.txt").write_text("blurry\n\ns/dog/hound/\n")
+    Path("filters.txt").write_text("blurry\n\ns/dog/hound/\n", encoding="utf-8")
     other = EMBEDS | {"id": "others", "default": False, "caption_filter_list": ["arafed "]}
     second = {"id": "second", "text_embeds": "others"}
     found = read(

@@ -111,7 +111,7 @@ def test_weights_whose_chain_is_cut_are_named(chain: Path) -> None:
 
 def test_a_manifest_that_cannot_be_read_may_be_of_weights(chain: Path) -> None:
     """So it is named."""
-    Path(f"{RUN}/plain/weights/manifest.json").write_text("{")
+    Path(f"{RUN}/plain/weights/manifest.json").write_text("{", encoding="utf-8")
     found = uses(f"photos/{one_of('train')}")
     assert [use["weights"] for use in found["weights"]] == [
         f"{RUN}/offload/weights",
@@ -136,7 +136,7 @@ def test_equal_images_are_all_named(chain: Path) -> None:
     """Each under its name; and where nothing was trained yet, it is reported."""
     file = one_of("train")
     shutil.copy(f"photos/{file}", "photos/same.ppm")
-    Path("photos/same.txt").write_text("the same")
+    Path("photos/same.txt").write_text("the same", encoding="utf-8")
     prepare_dataset(DataConfig(images="photos", holdout=0.5), Path("results/data/more"))
     found = uses("photos/same.ppm")
     assert found["datasets"]["results/data/more"] == {file: "train", "same.ppm": "train"}
@@ -182,10 +182,10 @@ def test_a_conditioning_image_is_followed_as_an_image_is(chain: Path) -> None:
     assert found["datasets"] == {"results/data/edits": {"cat.ppm": "train"}}
     assert found["weights"] == []
     path = Path("results/data/cats/cache/64/index.json")
-    index = json.loads(path.read_text())
+    index = json.loads(path.read_text(encoding="utf-8"))
     entry = next(one for one in index["entries"] if one["file"] == "cat.ppm")
     entry |= {"conditioning": "0" * 64, "conditioning_sha256": [found["sha256"]]}
-    path.write_text(json.dumps(index))
+    path.write_text(json.dumps(index), encoding="utf-8")
     split = samples()["cat.ppm"]
     used = uses("before/cat.ppm")["weights"]
     assert [use["phases"][0]["samples"] for use in used] == [{"cat.ppm": split}] * 3

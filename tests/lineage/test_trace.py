@@ -73,7 +73,9 @@ def named(weights: str = WEIGHTS) -> list[tuple[str, str]]:
 def edit(manifest: str, **parts: Any) -> None:
     """Change parts of a manifest."""
     path = Path(manifest, "manifest.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), **parts}))
+    path.write_text(
+        json.dumps({**json.loads(path.read_text(encoding="utf-8")), **parts}), encoding="utf-8"
+    )
 
 
 def test_a_whole_chain_reaches_the_images(chain: Path) -> None:
@@ -230,7 +232,7 @@ def test_a_manifest_that_says_anything_else_is_named(chain: Path, folder: str, m
     """Itself, or its folder, for each word of what it binds; but what made it, by nothing bound,
     and of weights, from which nothing was made yet, the type."""
     path = Path(folder, "manifest.json")
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     bound = [
         leaf
         for leaf in leaves(json.loads(text))
@@ -243,12 +245,12 @@ def test_a_manifest_that_says_anything_else_is_named(chain: Path, folder: str, m
         for key in leaf[:-1]:
             place = place[key]
         place[leaf[-1]] = wrong
-        path.write_text(json.dumps(found))
+        path.write_text(json.dumps(found), encoding="utf-8")
         code, said = trace(WEIGHTS)
         assert code == 1, leaf
         assert re.search(rf"(DIFFERENT|MISSING|UNKNOWN|as) {folder}\b", said), (leaf, said)
         assert trace(WEIGHTS, "--format", "mermaid")[0] == 1
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     assert trace(WEIGHTS)[0] == 0
 
 
@@ -263,7 +265,7 @@ def test_a_manifest_that_says_anything_else_is_named(chain: Path, folder: str, m
 )
 def test_a_manifest_that_is_none_is_named(chain: Path, text: str, found: str) -> None:
     """With what is wrong with it."""
-    Path(RUN, "base/manifest.json").write_text(text)
+    Path(RUN, "base/manifest.json").write_text(text, encoding="utf-8")
     (finding,) = document()["findings"]
     assert (finding["problem"], finding["path"]) == ("different", f"{RUN}/base/manifest.json")
     assert finding["found"].startswith(found)
@@ -289,7 +291,11 @@ def test_who_says_otherwise_is_named(chain: Path) -> None:
 def test_a_folder_that_is_another_is_named(chain: Path, folder: str) -> None:
     """Its identity is held to what its child says."""
     edit(
-        folder, content={**json.loads(Path(folder, "manifest.json").read_text())["content"], "x": 1}
+        folder,
+        content={
+            **json.loads(Path(folder, "manifest.json").read_text(encoding="utf-8"))["content"],
+            "x": 1,
+        },
     )
     assert named() == [("different", folder)]
 
@@ -302,7 +308,7 @@ def test_the_walk_continues_past_a_folder_that_is_gone(chain: Path, folder: str,
     if how == "folder" and folder != "results/data/cats":
         shutil.rmtree(folder)
     elif how == "not JSON":
-        manifest.write_text("{")
+        manifest.write_text("{", encoding="utf-8")
     else:
         manifest.unlink()
     found = document()
@@ -337,7 +343,7 @@ def test_a_parent_that_is_not_named_any_more_is_asked_for(
     chain: Path, folder: str, parent: str
 ) -> None:
     """Identities do not bind parents, so a chain must not end where one was struck out."""
-    parents = json.loads(Path(folder, "manifest.json").read_text())["parents"]
+    parents = json.loads(Path(folder, "manifest.json").read_text(encoding="utf-8"))["parents"]
     del parents[parent]
     edit(folder, parents=parents)
     assert named() == [("unknown", f"{folder}/manifest.json")]
@@ -347,13 +353,13 @@ def test_a_checkpoint_that_says_what_it_trained_names_no_launch(chain: Path) -> 
     """Launch files are rendered again without training: they are found by their place, and nothing
     is missing where they are gone. What it started from is still asked for."""
     folder = f"{RUN}/offload/checkpoint"
-    manifest = json.loads(Path(folder, "manifest.json").read_text())
+    manifest = json.loads(Path(folder, "manifest.json").read_text(encoding="utf-8"))
     parents = {name: said for name, said in manifest["parents"].items() if name != "launch"}
     trains = {"start": parents["start"]["identity"]}
     edit(folder, parents=parents, content={"trains": trains})
     again = artifact.read(Path(folder), "checkpoint").identity
     for child in (f"{RUN}/offload/weights", f"{RUN}/offload/state"):
-        named_by = json.loads(Path(child, "manifest.json").read_text())["parents"]
+        named_by = json.loads(Path(child, "manifest.json").read_text(encoding="utf-8"))["parents"]
         edit(child, parents={**named_by, "checkpoint": {"path": folder, "identity": again}})
     found = document()
     assert found["whole"], found["findings"]
@@ -391,7 +397,7 @@ def test_a_folder_of_the_same_identity_stands_in_for_one_that_is_gone(chain: Pat
 def test_all_findings_are_reported_at_once(chain: Path) -> None:
     """Of every level, not the first alone."""
     Path("photos/cat.ppm").unlink()
-    Path(f"{RUN}/base/unet/config.json").write_text("[]")
+    Path(f"{RUN}/base/unet/config.json").write_text("[]", encoding="utf-8")
     shutil.rmtree(f"{RUN}/plain/checkpoint")
     assert named() == [
         ("different", f"{RUN}/base/unet/config.json"),
@@ -456,7 +462,7 @@ def test_weights_made_from_own_weights_are_traced_through_them(chain: Path) -> N
     assert document("results/x/base")["notes"] == [
         f"{WEIGHTS}: none of results/x/base's tensors is in it any more"
     ]
-    Path(WEIGHTS, "manifest.json").write_text("{")
+    Path(WEIGHTS, "manifest.json").write_text("{", encoding="utf-8")
     assert ("different", f"{WEIGHTS}/manifest.json") in named("results/dogs/base")
 
 
@@ -498,10 +504,10 @@ def test_a_file_of_weights_leads_to_its_folder(chain: Path, tmp_path: Path) -> N
 
 def test_a_file_that_no_manifest_lists_is_reported(chain: Path) -> None:
     """In weights it is a finding, since programs load what lies there; in other places a note."""
-    Path(f"{RUN}/base/stray.bin").write_text("stray")
+    Path(f"{RUN}/base/stray.bin").write_text("stray", encoding="utf-8")
     assert document()["notes"] == [f"{RUN}/base/stray.bin: not listed, never read"]
     assert named() == []
-    Path(WEIGHTS, "stray.bin").write_text("stray")
+    Path(WEIGHTS, "stray.bin").write_text("stray", encoding="utf-8")
     assert named() == [("unknown", f"{WEIGHTS}/stray.bin")]
 
 
@@ -551,13 +557,13 @@ def test_an_external_checkpoint_is_known_by_its_sizes(chain: Path) -> None:
     from zerotrain.export.export import lineage
 
     Path("foreign").mkdir()
-    Path("foreign/model.bin").write_text("abc")
+    Path("foreign/model.bin").write_text("abc", encoding="utf-8")
     _, others = lineage({"checkpoint": Path("foreign")})
     base = artifact.read(Path(f"{RUN}/base"), "base")
     with artifact.publish(Path("w"), "weights", parents={"base": base}, made_by=others) as draft:
         draft.content = {"family": "sdxl", "step": 1}
     assert named("w") == []
-    Path("foreign/model.bin").write_text("abcd")
+    Path("foreign/model.bin").write_text("abcd", encoding="utf-8")
     assert named("w") == [("different", "foreign")]
     shutil.rmtree("foreign")
     assert named("w") == [("missing", "foreign")]
@@ -567,10 +573,12 @@ def test_captions_of_a_table_are_held_to_their_hashes(chain: Path) -> None:
     """Each row that differs is named with its table, and a table that is gone once."""
     table = Path("captions.csv")
     rows = "file_name,text\ncat.ppm,a cat\ndog.ppm,a dog\nfox.ppm,a fox\nmore/owl.ppm,an owl\n"
-    table.write_text(rows)
+    table.write_text(rows, encoding="utf-8")
     prepare_dataset(DataConfig(images="photos", metadata="captions.csv"), Path("results/data/t"))
     assert named("results/data/t") == []
-    table.write_text(rows.replace("a dog", "a wolf").replace("fox.ppm,a fox\n", ""))
+    table.write_text(
+        rows.replace("a dog", "a wolf").replace("fox.ppm,a fox\n", ""), encoding="utf-8"
+    )
     assert named("results/data/t") == [
         ("different", "captions.csv: dog.ppm"), ("missing", "captions.csv: fox.ppm"),
     ]  # fmt: skip
@@ -592,7 +600,7 @@ def test_conditioning_images_are_held_to_their_hashes(
     Path("pets/more").mkdir(parents=True)
     for name in ("cat", "dog", "more/fox"):
         shutil.copy(f"before/{Path(name).name}.ppm", f"pets/{name}.ppm")
-    Path("pets/metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Path("pets/metadata.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     data = {"images": "pets", "conditioning_columns": ["with"]}
     prepare_dataset(DataConfig.model_validate(data), Path("results/data/columns"))
     monkeypatch.chdir("photos")
@@ -609,12 +617,12 @@ def test_rows_of_text_are_held_to_their_hashes(chain: Path) -> None:
         json.dumps({"instruction": f"What is {n}+{n}?", "input": "", "output": str(2 * n)})
         for n in range(4)
     ]
-    Path("sums.jsonl").write_text("\n".join(turns) + "\n")
+    Path("sums.jsonl").write_text("\n".join(turns) + "\n", encoding="utf-8")
     prepare_dataset(DataConfig(source="text", path="sums.jsonl"), Path("results/data/sums"))
-    Path("sums.jsonl").write_text("\n".join(reversed(turns)) + "\n")
+    Path("sums.jsonl").write_text("\n".join(reversed(turns)) + "\n", encoding="utf-8")
     assert named("results/data/sums") == []
     changed = [turns[0].replace('"0"', '"1"'), *turns[1:]]
-    Path("sums.jsonl").write_text("\n".join(changed) + "\n")
+    Path("sums.jsonl").write_text("\n".join(changed) + "\n", encoding="utf-8")
     assert named("results/data/sums") == [("different", "sums.jsonl: sums.jsonl line 1")]
     Path("sums.jsonl").unlink()
     assert named("results/data/sums") == [("missing", "sums.jsonl")]
@@ -661,7 +669,7 @@ def test_an_image_that_came_later_breaks_nothing(chain: Path) -> None:
 
 def test_the_flowchart_has_a_box_and_an_arrow_for_each(chain: Path) -> None:
     """Boxes with findings are marked, and no name of a user's ends a label."""
-    Path(f"{RUN}/base/unet/config.json").write_text("[]")
+    Path(f"{RUN}/base/unet/config.json").write_text("[]", encoding="utf-8")
     code, said = trace(WEIGHTS, "--format", "mermaid")
     assert code == 1
     assert said.startswith("flowchart TB\n")

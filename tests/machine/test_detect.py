@@ -124,7 +124,9 @@ def test_where_nvidia_smi_does_not_answer_torch_is_asked(
     nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with a driver that is older than the question, and one that is broken."""
-    nvidia_smi.write_text("#!/bin/sh\necho 'Field \"compute_cap\" is not a valid field'; exit 2\n")
+    nvidia_smi.write_text(
+        "#!/bin/sh\necho 'Field \"compute_cap\" is not a valid field'; exit 2\n", encoding="utf-8"
+    )
     card = {"name": "Tesla V100", "total": 16 * GIB, "free": None, "capability": [7, 0]}
     answering(monkeypatch, accelerator="cuda", devices=[card])
     found = detect._detect(HOST, CUDA)

@@ -45,7 +45,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for part in ("launch", "models"):
         shutil.copytree(ROOT / "config" / part, tmp_path / "config" / part)
     monkeypatch.chdir(tmp_path)
-    FILE.write_text(CONFIG)
+    FILE.write_text(CONFIG, encoding="utf-8")
     monkeypatch.setattr(advice, "this_machine", lambda _: PlannedMachine(2**40, HOST, "a GPU"))
 
 
@@ -94,7 +94,7 @@ def test_the_line_of_the_switch_works(planned: Plan, traced_once: None, copies: 
     command takes it and would switch."""
     save(200)
     if copies:
-        Path("config/copy.yaml").write_text(CONFIG.replace("plain", "other"))
+        Path("config/copy.yaml").write_text(CONFIG.replace("plain", "other"), encoding="utf-8")
     measured = device(planned, "zero2_offload")
     found = advice.advise_after_out_of_memory(phase(), Path("base"), 200, measured)
     (line,) = re.findall(r"`(zerotrain switch [^`]*)`", found.what_to_do)

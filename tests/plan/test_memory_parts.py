@@ -247,7 +247,7 @@ FIGURE = re.compile(r"\((\d+) GiB for SDXL's U-Net in bf16\)")
 @pytest.mark.parametrize("name", ["zero2_offload", "zero3_offload"])
 def test_a_presets_comment_has_the_planners_figure(name: str) -> None:
     """What one process keeps in host memory while it trains."""
-    text = Path(f"config/launch/{name}.yaml").read_text().replace("\n# ", " ")
+    text = Path(f"config/launch/{name}.yaml").read_text(encoding="utf-8").replace("\n# ", " ")
     host = peak(memory_parts(launch(name), sdxl(), 0), "host")[0]
     (figure,) = FIGURE.findall(text)
     assert int(figure) == round(host / GIB)

@@ -200,7 +200,7 @@ def test_the_page_shows_this_table(traced: TracedModel) -> None:
     machine = replace(made(traced, None).machine, host_memory=64 * GIB, name="RTX 4090")
     machine = replace(machine, device_memory=24_564 * 2**20)
     lines = table(plan(config(), "a", machine, traced=traced), width=100)
-    page = Path("docs/planner.md").read_text()
+    page = Path("docs/planner.md").read_text(encoding="utf-8")
     rows = [line for line in lines if line[:2] in ("> ", "  ")]
     assert len(rows) == 3 + len(ORDER)
     assert "\n".join(f"    {row}" for row in rows) in page
@@ -218,7 +218,7 @@ def test_the_page_on_zero_has_the_planners_figures() -> None:
             words = line.strip("> ").split()
             if words and words[0] in ORDER[:-1]:
                 rows.setdefault(words[0], []).extend((words[2].strip("+"), words[4], words[-1]))
-    page = Path("docs/zero.md").read_text()
+    page = Path("docs/zero.md").read_text(encoding="utf-8")
     shown = page.partition("<!-- planned -->\n")[2].partition("\n<!-- end -->")[0].splitlines()[2:]
     assert shown == [f"| `{name}` | {' | '.join(figures)} |" for name, figures in rows.items()]
 
@@ -375,4 +375,4 @@ def test_shipped_configurations_are_planned() -> None:
 def _read(path: Path) -> Any:
     import yaml
 
-    return yaml.safe_load(path.read_text())
+    return yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -714,7 +714,7 @@ def anonymous_growth(act: Callable[[], None]) -> int:
 
 def resident() -> int:
     """Anonymous resident memory of this process, without mapped files."""
-    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
     assert found
     return int(found[1]) * 1024
 

@@ -321,7 +321,7 @@ def test_no_folder_of_the_user_is_on_the_page(settings, tmp_path, monkeypatch):
     data = settings.data.model_copy(update={"images": "/home/anna/cats"})
     odd = odd.model_copy(update={"data": data})
     report(odd, [phase(tmp_path / "results/digits/plain", step=3)], tmp_path / "report")
-    text = Path("report/index.html").read_text()
+    text = Path("report/index.html").read_text(encoding="utf-8")
     assert "results/digits/plain" in text
     assert "~/models/x" in text
     for private in (str(tmp_path), "/srv/me", "anna", "aaaa"):

@@ -43,7 +43,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "phases": [{"name": "plain", "until": 3}, {"name": "offload", "until": 7}],
     }
     Path("config").mkdir()
-    Path("config/cats.yaml").write_text(yaml.safe_dump(raw))
+    Path("config/cats.yaml").write_text(yaml.safe_dump(raw), encoding="utf-8")
     return Path("results/digits")
 
 
@@ -77,7 +77,7 @@ def test_the_page_has_the_place_that_is_asked_for(results: Path, output: str, wr
     """A file, or index.html in a folder."""
     (results / "plain" / "progress").mkdir(parents=True)
     assert call("digits", "--output", output) == f"report   {written}\n"
-    assert Path(written).read_text().startswith("<!doctype html>")
+    assert Path(written).read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
 def test_a_run_that_has_not_started_is_refused(results: Path):

@@ -62,14 +62,16 @@ def test_a_run_is_found_by_its_name_or_its_file() -> None:
 
 def test_a_run_that_no_file_or_several_have_is_refused() -> None:
     """With what there is; --config settles it; files that cannot be read are passed over."""
-    Path("config/cats.yaml").write_text(CONFIG.replace("run: flowers", "run: cats"))
-    Path("config/bad.yaml").write_text("run: [")
+    Path("config/cats.yaml").write_text(
+        CONFIG.replace("run: flowers", "run: cats"), encoding="utf-8"
+    )
+    Path("config/bad.yaml").write_text("run: [", encoding="utf-8")
     assert refusal("dogs") == (
         "ERROR: no file in config has the run dogs\n"
         "  Hint: runs here: cats (config/cats.yaml), flowers (config/flowers.yaml); name a file of "
         "another folder with --config"
     )
-    Path("config/copy.yaml").write_text(CONFIG)
+    Path("config/copy.yaml").write_text(CONFIG, encoding="utf-8")
     assert refusal() == (
         "ERROR: several files have the run flowers: config/copy.yaml, config/flowers.yaml\n"
         "  Hint: choose one: add --config config/copy.yaml"
@@ -286,7 +288,7 @@ def test_a_dry_run_and_a_refusal_stop_nothing() -> None:
             "results/flowers/plain/weights/manifest.json: render_launch, train_phase, "
             "export_weights",
         ]
-        assert Path("config/flowers.yaml").read_text() == CONFIG
+        assert Path("config/flowers.yaml").read_text(encoding="utf-8") == CONFIG
         refusal(to="torch")
         refusal(to="zero3_nvme")
         refusal(at="50")
@@ -329,7 +331,7 @@ def test_a_switch_that_fails_accepts_nothing(monkeypatch, failure) -> None:
         switch.switch(SwitchOptions("flowers", "zero2", accept=True))
     assert found == [None, accepted]
     assert set_aside.ENVIRONMENT not in os.environ
-    assert Path("config/flowers.yaml").read_text() == CONFIG
+    assert Path("config/flowers.yaml").read_text(encoding="utf-8") == CONFIG
     assert read_owner(progress) is None
     assert not list(progress.glob("*.json"))
 
@@ -377,7 +379,7 @@ def test_the_snakemake_above_a_training_is_waited_for() -> None:
     script = "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
     call = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', {!r}, 'my/snakemake'])\n"
     above = Path("snakemake")
-    above.write_text(call.format(call.format(script)))
+    above.write_text(call.format(call.format(script)), encoding="utf-8")
     with subprocess.Popen(
         [sys.executable, str(above.resolve())], stdout=subprocess.PIPE, text=True
     ) as caller:

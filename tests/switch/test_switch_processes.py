@@ -23,7 +23,8 @@ FILE = Path("config/flowers.yaml")
 def write(phase: str, run: str = "") -> None:
     """A run of one phase; `run` are lines above its phases."""
     FILE.write_text(
-        f"run: flowers\nbase: nano\ndata: {{images: photos}}\n{run}phases:\n  - {phase} # fits\n"
+        f"run: flowers\nbase: nano\ndata: {{images: photos}}\n{run}phases:\n  - {phase} # fits\n",
+        encoding="utf-8",
     )
 
 
@@ -160,7 +161,8 @@ def test_everything_at_once_in_block_style() -> None:
     """Another preset, processes and precision; comments and columns stay."""
     FILE.write_text(
         "run: flowers\nbase: nano\ndata: {images: photos}\nphases:\n  - name: plain # one\n"
-        "    until: 300\n    global_batch_size:   8 # as it was\n    launch: torch\n"
+        "    until: 300\n    global_batch_size:   8 # as it was\n    launch: torch\n",
+        encoding="utf-8",
     )
     save("plain", 200)
     said = switch.switch(

@@ -106,7 +106,7 @@ def snakemake(saved: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 
 def edit(old: str, new: str) -> None:
     """Save an edit as an editor does: a new file takes the old one's name."""
-    text = FILE.read_text()
+    text = FILE.read_text(encoding="utf-8")
     assert text.count(old) == 1
     draft = FILE.with_suffix(".swp")
     draft.write_text(text.replace(old, new))
@@ -182,7 +182,7 @@ def test_a_second_switch_of_a_run_cannot_lose_the_first(saved, racer) -> None:
         preset for preset, end in ends.items() if end.startswith("done: plain: ends at step 100")
     ]
     assert [f"plain-{preset}" in names for preset in done] == [True]
-    assert FILE.read_text() == SWITCHED
+    assert FILE.read_text(encoding="utf-8") == SWITCHED
     assert ends["zero3"].startswith(
         f"refused: {FILE}: another switch of it is under way: pid {first.process.pid} "
         f"on {socket.gethostname()}, since "
@@ -215,7 +215,7 @@ def test_an_edit_that_is_saved_while_a_switch_plans_is_kept(snakemake, call: int
     snakemake(plan=plan)
     switch.switch(SwitchOptions("flowers", "zero2"))
     mine = "".join(f"# mine {number}\n" for number in range(1, call + 1))
-    assert FILE.read_text() == mine + SWITCHED
+    assert FILE.read_text(encoding="utf-8") == mine + SWITCHED
     assert seen == list(range(1, call + 2))
 
 
@@ -223,7 +223,7 @@ def test_an_edit_of_what_is_cut_is_planned_again(snakemake) -> None:
     """As when the end of the phase is moved: the new phase continues to where it is now."""
     snakemake(plan=lambda call: edit("until: 300", "until: 350") if call == 1 else None)
     assert "was 350" in switch.switch(SwitchOptions("flowers", "zero2"))
-    assert FILE.read_text() == SWITCHED.replace("until: 300", "until: 350")
+    assert FILE.read_text(encoding="utf-8") == SWITCHED.replace("until: 300", "until: 350")
 
 
 def test_an_edit_that_is_saved_at_the_moment_of_writing_is_kept(snakemake, monkeypatch) -> None:
@@ -241,7 +241,7 @@ def test_an_edit_that_is_saved_at_the_moment_of_writing_is_kept(snakemake, monke
     monkeypatch.setattr(replace, "_exchange", exchange_late)
     former = set(contents())
     switch.switch(SwitchOptions("flowers", "zero2"))
-    assert FILE.read_text() == f"# one\n# two\n{SWITCHED}"
+    assert FILE.read_text(encoding="utf-8") == f"# one\n# two\n{SWITCHED}"
     assert set(contents()) == former
 
 
@@ -261,7 +261,7 @@ def test_an_edit_that_is_saved_during_the_export_outlives_an_undo(
     with pytest.raises(type(failure)) as caught:
         switch.switch(SwitchOptions("flowers", "zero2"))
     mine = f"# mine\n{CONFIG}".replace("700, launch: zero2_offload", "900, launch: zero3")
-    assert FILE.read_text() == mine
+    assert FILE.read_text(encoding="utf-8") == mine
     said = f"{caught.value}{capfd.readouterr().err}"
     assert f"{FILE} is as it was, with what was edited since" in said
 
@@ -277,13 +277,15 @@ def test_an_edit_of_the_new_phase_is_left_by_an_undo(snakemake) -> None:
 
     snakemake(make=make)
     error = refused(switch.switch, SwitchOptions("flowers", "zero2"))
-    assert FILE.read_text() == SWITCHED.replace("plain-zero2", "mine").replace("100", "120")
+    assert FILE.read_text(encoding="utf-8") == SWITCHED.replace("plain-zero2", "mine").replace(
+        "100", "120"
+    )
     assert f"it failed; {FILE} was edited since, and is left as it is" in error.what
     snakemake(make=lambda call: (edit("zero2, global", "zero1, global"), 1 / 0))
-    FILE.write_text(CONFIG)
+    FILE.write_text(CONFIG, encoding="utf-8")
     with pytest.raises(ZeroDivisionError):
         switch.switch(SwitchOptions("flowers", "zero2"))
-    assert FILE.read_text() == SWITCHED.replace("zero2, global", "zero1, global")
+    assert FILE.read_text(encoding="utf-8") == SWITCHED.replace("zero2, global", "zero1, global")
 
 
 def test_the_lines_that_undo_a_switch_are_printed(snakemake) -> None:
@@ -305,15 +307,15 @@ def test_a_switch_that_lost_its_configuration_is_not_done(snakemake) -> None:
     """An editor that had the old text saves it during the export: the command says so, and called
     again it is done, with what was edited."""
     lost = f"# mine\n{CONFIG}"
-    snakemake(make=lambda call: FILE.write_text(lost) if call == 2 else None)
+    snakemake(make=lambda call: FILE.write_text(lost, encoding="utf-8") if call == 2 else None)
     assert refused(switch.switch, SwitchOptions("flowers", "zero2")).what == (
         f"{FILE}: was edited during the switch and has lost it: its phases are plain until 300 "
         f"steps, large until 700 steps; {FILE} was edited since, and is left as it is"
     )
-    assert FILE.read_text() == lost
+    assert FILE.read_text(encoding="utf-8") == lost
     snakemake()
     switch.switch(SwitchOptions("flowers", "zero2"))
-    assert FILE.read_text() == f"# mine\n{SWITCHED}"
+    assert FILE.read_text(encoding="utf-8") == f"# mine\n{SWITCHED}"
 
 
 def test_a_switch_whose_export_is_of_another_step_is_not_done(snakemake, monkeypatch) -> None:
@@ -371,7 +373,7 @@ def test_the_same_switch_completes_a_killed_one(snakemake, racer, until, capfd) 
         export("plain", 100)
     one.process.kill()
     one.process.wait()
-    assert FILE.read_text() == SWITCHED
+    assert FILE.read_text(encoding="utf-8") == SWITCHED
     shown = switch.switch(SwitchOptions("flowers", "zero2", dry_run=True))
     assert shown.startswith("done already: " if until == 2 else f"{FILE}: a `zerotrain switch` to ")
     said = switch.switch(SwitchOptions("flowers", "zero2"))
@@ -381,7 +383,7 @@ def test_the_same_switch_completes_a_killed_one(snakemake, racer, until, capfd) 
         else "plain: ends at step 100 (was 300), exported; plain-zero2 continues to 300 under "
         "zero2. "
     )
-    assert FILE.read_text() == SWITCHED
+    assert FILE.read_text(encoding="utf-8") == SWITCHED
     completed = (
         f"{FILE}: a `zerotrain switch` to zero2 was killed before its end; it is completed\n"
     )
@@ -399,9 +401,9 @@ def test_another_switch_undoes_a_killed_one(snakemake, racer) -> None:
     one.process.wait()
     edit("run: flowers", "# mine\nrun: flowers")
     switch.switch(SwitchOptions("flowers", "zero1", name="next"))
-    assert FILE.read_text() == "# mine\n" + SWITCHED.replace("plain-zero2", "next").replace(
-        "launch: zero2,", "launch: zero1,"
-    )
+    assert FILE.read_text(encoding="utf-8") == "# mine\n" + SWITCHED.replace(
+        "plain-zero2", "next"
+    ).replace("launch: zero2,", "launch: zero1,")
 
 
 @pytest.mark.slow
@@ -496,7 +498,7 @@ def test_a_configuration_that_cannot_be_written_stops_nothing(
         assert child.poll() is None
         assert not (saved / "stop").exists()
         (saved / "stop").touch()
-    assert FILE.read_text() == CONFIG
+    assert FILE.read_text(encoding="utf-8") == CONFIG
 
 
 def test_an_undo_that_fails_says_what_is_there(snakemake, monkeypatch) -> None:
@@ -516,7 +518,7 @@ def test_an_undo_that_fails_says_what_is_there(snakemake, monkeypatch) -> None:
         "system): it has the switch; to undo it, remove the phase plain-zero2, and give plain the "
         "lines that it had:\n      - {name: plain, until: 300, launch: torch, global_batch_size: 4}"
     )
-    assert FILE.read_text() == SWITCHED
+    assert FILE.read_text(encoding="utf-8") == SWITCHED
 
 
 def test_results_that_cannot_be_written_are_named(snakemake, monkeypatch) -> None:
@@ -529,4 +531,4 @@ def test_results_that_cannot_be_written_are_named(snakemake, monkeypatch) -> Non
     with pytest.raises(PipelineError) as caught:
         switch.switch(SwitchOptions("flowers", "zero2"))
     assert caught.value.what == "results/flowers/.switch: cannot be written: Read-only file system"
-    assert FILE.read_text() == CONFIG
+    assert FILE.read_text(encoding="utf-8") == CONFIG

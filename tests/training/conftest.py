@@ -385,7 +385,9 @@ class Command:
         code = process.wait(120)
         log: Path = process.log  # type: ignore[attr-defined]
         said = log.with_suffix(".out").read_text()
-        assert not log.is_file() or set(said.splitlines()) <= set(log.read_text().splitlines())
+        assert not log.is_file() or set(said.splitlines()) <= set(
+            log.read_text(encoding="utf-8").splitlines()
+        )
         return code, said
 
     def run(self) -> tuple[int, str]:

@@ -218,9 +218,9 @@ class Matrix:
 
     def write(self, page: Path) -> None:
         """Put the tables of all that was measured into the page."""
-        before, _, rest = page.read_text().partition(BEGIN)
+        before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
         after = rest.partition(END)[2]
-        page.write_text(f"{before}{BEGIN}\n{self._tables()}{END}{after}")
+        page.write_text(f"{before}{BEGIN}\n{self._tables()}{END}{after}", encoding="utf-8")
 
     def _tables(self) -> str:
         rows = ["| from \\ to | " + " | ".join(PRESETS) + " |", "|---" * (len(PRESETS) + 1) + "|"]

@@ -62,14 +62,14 @@ def held(engine: Engine, ema: EMA | None) -> dict[str, tuple[int, dict[str, Any]
 
 def called() -> int:
     """Bytes that this process has read by calls so far."""
-    lines = Path("/proc/self/io").read_text().splitlines()
+    lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("rchar"))
 
 
 def mapped(folder: Path) -> int:
     """Bytes of a folder's files that this process has read by mapping them."""
     total, ours = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
         if not line.split()[0].endswith(":"):
             ours = str(folder) in line
         elif ours and line.startswith("Rss:"):

@@ -103,7 +103,7 @@ def delete(path: Path, draw: random.Random) -> None:
 
 
 def other_json(path: Path, draw: random.Random) -> None:
-    path.write_text(draw.choice(["[]", "null", "7", '"text"', "{}", "[[]]"]))
+    path.write_text(draw.choice(["[]", "null", "7", '"text"', "{}", "[[]]"]), encoding="utf-8")
 
 
 def torn(path: Path, draw: random.Random) -> None:
@@ -123,14 +123,14 @@ def edit_json(path: Path, draw: random.Random, edit: Callable[[Any, Any], None])
     """Change one value of a JSON file, or of one line of several."""
     if path.suffix not in (".json", ".jsonl") and path.name != lock.LOCK:
         return truncate(path, draw)
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     lines = text.splitlines() if path.suffix == ".jsonl" else [text]
     number = draw.randrange(len(lines))
     document = json.loads(lines[number])
     if found := list(places(document)):
         edit(*draw.choice(found))
     lines[number] = json.dumps(document)
-    path.write_text("\n".join(lines))
+    path.write_text("\n".join(lines), encoding="utf-8")
     return None
 
 

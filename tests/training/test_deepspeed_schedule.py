@@ -134,7 +134,7 @@ def _train(schedules: list[dict[str, Any]], output: Path) -> None:
             engine.backward(engine(torch.ones(1, 2)).sum())
             engine.step()
         used.append(found)
-    output.write_text(json.dumps(used))
+    output.write_text(json.dumps(used), encoding="utf-8")
 
 
 def test_every_update_of_a_deepspeed_engine_had_this_rate(server: Any, tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ def test_a_crash_is_one_sentence(
     tmp_path: Path, launch: Path, swap: Path, fresh_ops: Path, stand_in: Path
 ) -> None:
     """With the error's own line, the log kept, and the packages that may be missing."""
-    stand_in.write_text("echo 'RuntimeError: libaio.so.1: cannot open'; echo bye; exit 3")
+    stand_in.write_text(
+        "echo 'RuntimeError: libaio.so.1: cannot open'; echo bye; exit 3", encoding="utf-8"
+    )
     with pytest.raises(PipelineError, match=r"ended with code 3.*libaio\.so\.1") as caught:
         nvme_check.check(make_swapped_phase(tmp_path), launch, swap)
     assert "libaio-dev" in caught.value.hint
@@ -105,7 +107,7 @@ def test_a_trial_that_hangs_is_ended(
     tmp_path: Path, launch: Path, swap: Path, fresh_ops: Path, stand_in: Path
 ) -> None:
     """With its children, after the time-out."""
-    stand_in.write_text(f"sleep 60 & echo $! > {tmp_path}/pid; wait")
+    stand_in.write_text(f"sleep 60 & echo $! > {tmp_path}/pid; wait", encoding="utf-8")
     start = time.monotonic()
     with pytest.raises(PipelineError, match="did not end within 1 s"):
         nvme_check.run_trial(make_swapped_phase(tmp_path), launch, swap, timeout_s=1)
@@ -116,14 +118,16 @@ def test_a_trial_that_hangs_is_ended(
 
 def test_a_missing_op_names_the_package(fresh_ops: Path, stand_in: Path) -> None:
     """Built on demand; without libaio the sentence says what to install and to run."""
-    stand_in.write_text('[ "$4" != async_io ] || { echo "error: libaio is missing"; exit 1; }')
+    stand_in.write_text(
+        '[ "$4" != async_io ] || { echo "error: libaio is missing"; exit 1; }', encoding="utf-8"
+    )
     with pytest.raises(PipelineError, match="async_io did not build: error: libaio") as caught:
         compiled_ops.build_swap_op()
     assert "libaio-dev" in caught.value.hint
     assert "libaio-devel" in caught.value.hint
-    stand_in.write_text("")
+    stand_in.write_text("", encoding="utf-8")
     compiled_ops.build_swap_op()
-    stand_in.write_text("exit 1")
+    stand_in.write_text("exit 1", encoding="utf-8")
     compiled_ops.build_swap_op()  # it is there: nothing is started
 
 

@@ -99,7 +99,7 @@ def test_the_picture_shows_these_curves(request: pytest.FixtureRequest) -> None:
 
 
 def test_the_table_holds_every_argument(generated: Callable[[Path, str], None]) -> None:
-    page = PAGE.read_text()
+    page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(BEGIN)
     rows = ["| schedule | argument | default | meaning |", "|---|---|---|---|", *_rows()]
     generated(PAGE, before + "\n".join([BEGIN, *rows, END]) + rest.partition(END)[2])
@@ -116,7 +116,9 @@ def _rows() -> Iterator[str]:
 
 
 def test_every_schedule_is_in_the_table_of_curves_and_in_the_picture() -> None:
-    curves = PAGE.read_text().partition("## The curves")[2].partition("## Arguments")[0]
+    curves = (
+        PAGE.read_text(encoding="utf-8").partition("## The curves")[2].partition("## Arguments")[0]
+    )
     for name in ARGUMENTS:
         assert f"`{name}`" in curves
     assert {name for name, _ in PANELS.values()} == ARGUMENTS.keys() - LIKE_ANOTHER

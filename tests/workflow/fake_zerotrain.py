@@ -113,9 +113,9 @@ def main():
     options, others = split(sys.argv[1:])
     stage, *folders = others
     written = {name: Path(options[name]) for name in OUTPUTS.get(stage, ("output",))}
-    with Path("calls.txt").open("a") as calls:
+    with Path("calls.txt").open("a", encoding="utf-8") as calls:
         calls.write(f"{stage} {next(iter(written.values()))}\n")
-    with Path(options.pop("log")).open("a") as log:
+    with Path(options.pop("log")).open("a", encoding="utf-8") as log:
         log.write(f"{stage} {sys.argv}\n")
     if os.environ.get("FAIL") == stage:
         sys.exit(f"{stage}: failed on request")
@@ -129,7 +129,10 @@ def main():
     read += [Path(folder) / "metrics.json" for folder in folders]
     if stage == "prepare_dataset":
         read += sorted(Path("photos").glob("*"))
-        record_files(sections(Path(options["config"]).read_text(), None)["data"], written["output"])
+        record_files(
+            sections(Path(options["config"]).read_text(encoding="utf-8"), None)["data"],
+            written["output"],
+        )
     if os.environ.get("HANG") == stage:
         time.sleep(120)
     if "progress" in options:
@@ -138,7 +141,7 @@ def main():
         saved.write_bytes(Path(options["launch"]).read_bytes())
     chosen = {}
     if stage in KEYS and "config" in options:
-        found = sections(Path(options["config"]).read_text(), options.get("phase"))
+        found = sections(Path(options["config"]).read_text(encoding="utf-8"), options.get("phase"))
         chosen = {key: found.get(key) for key in KEYS[stage]}
     code = [Path(f"workflow/zerotrain/stages/{stage}.py"), Path(f"rules/{stage}.smk")]
     if stage in ("train_phase", "export_weights", "cache_latents"):
@@ -154,13 +157,15 @@ def main():
     editing, *edit = os.environ.get("EDIT", "").split("|")
     if editing == stage:
         path, old, new = Path(edit[0]), *edit[1:]
-        text = path.read_text()
-        path.write_text(text.replace(old, new) if old else text + new)
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(old, new) if old else text + new, encoding="utf-8")
     for name, path in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         files = {}
         if stage == "train_phase":
-            launched = json.loads(Path(options["launch"]).read_text())["content"]["config"]
+            launched = json.loads(Path(options["launch"]).read_text(encoding="utf-8"))["content"][
+                "config"
+            ]
             end = {"step": launched["phases"][-1]["until"]}
             files = listed(path.with_name("checkpoint.json"), end)
             (path.parent / "records").mkdir(exist_ok=True)

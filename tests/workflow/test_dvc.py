@@ -72,7 +72,7 @@ COMMAND = ("python", "-m", "zerotrain", "dvc", "generate", "--output")
 def generate(project: Project, output: Path, *flags: str) -> dict:
     """The stages that `zerotrain dvc generate` writes."""
     project.must(*COMMAND, str(output), *flags)
-    return yaml.safe_load(output.read_text())["stages"]
+    return yaml.safe_load(output.read_text(encoding="utf-8"))["stages"]
 
 
 def test_dvc_file_is_held_to_the_rules(generated, tmp_path):
@@ -232,7 +232,7 @@ def test_plots_of_two_revisions_have_curves_and_metrics_of_each_phase(tmp_path, 
         data={"images": "photos", "holdout": 0.5}, train={"use_ema": True}, validation={},
         phases=[{"name": "plain", "until": 10}, {"name": "offload", "until": 20}],
     )  # fmt: skip
-    Path("dvc.yaml").write_text(yaml.safe_dump({"plots": plots_of(run)}))
+    Path("dvc.yaml").write_text(yaml.safe_dump({"plots": plots_of(run)}), encoding="utf-8")
     init_repository(must)
     must("dvc", "init", "-q")
     evaluate(0.0)

@@ -37,7 +37,7 @@ def test_experiments_leave_the_examples_pointer_as_it_is(tmp_path):
     shutil.copy(shipped, tmp_path)
     with modify_yaml(tmp_path / shipped.name):
         pass
-    assert (tmp_path / shipped.name).read_text() == shipped.read_text()
+    assert (tmp_path / shipped.name).read_text() == shipped.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

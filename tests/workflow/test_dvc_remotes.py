@@ -208,13 +208,13 @@ def ssh(tmp_path: Path) -> Iterator[Remote]:
 
 def _wait_for(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
     for _ in range(600):
-        assert server.poll() is None, log.read_text()
+        assert server.poll() is None, log.read_text(encoding="utf-8")
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
             return
         except OSError:
             time.sleep(0.1)
-    raise AssertionError(log.read_text())
+    raise AssertionError(log.read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow

@@ -400,7 +400,9 @@ def _copy(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("rule", SETTINGS)
 def test_parameters_of_a_rule_are_what_its_stage_takes(rule):
     """A stage takes the settings that its rule records, and nothing else of the configuration."""
-    assert f'**PARAMETERS.settings("{rule}"),' in Path(f"rules/{rule}.smk").read_text()
+    assert f'**PARAMETERS.settings("{rule}"),' in Path(f"rules/{rule}.smk").read_text(
+        encoding="utf-8"
+    )
     stage = getattr(importlib.import_module(f"zerotrain.stages.{rule}"), rule)
     first, *others = inspect.get_annotations(stage).values()
     assert first == SETTINGS[rule].__name__

@@ -256,7 +256,9 @@ def test_a_checkpoint_that_dvc_has_is_not_trained_again(tmp_path: Path, monkeypa
     (folder / "a.bin").unlink()
     damage = look_at(folder, {})
     check_not_stored(folder, damage, "train_phase")
-    Path("dvc.lock").write_text(f"stages:\n  x:\n    outs:\n    - path: {folder}\n")
+    Path("dvc.lock").write_text(
+        f"stages:\n  x:\n    outs:\n    - path: {folder}\n", encoding="utf-8"
+    )
     with pytest.raises(
         PipelineError, match=r"TRAINED AGAIN from its start, but dvc\.lock has"
     ) as e:

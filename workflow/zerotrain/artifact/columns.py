@@ -256,7 +256,8 @@ def _equal(array: pa.Array, value: Any) -> NDArray[np.bool_]:
         known = array.dictionary.to_pylist()
         place = known.index(value) if value in known else -1
         indices = array.indices.fill_null(-1) if array.null_count else array.indices
-        return np.equal(_numpy(indices), place)
+        found: NDArray[np.bool_] = np.equal(_numpy(indices), place)
+        return found
     if pa.types.is_fixed_size_binary(array.type):
         if not DIGEST.fullmatch(value):
             return np.zeros(len(array), dtype=bool)

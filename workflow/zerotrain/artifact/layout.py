@@ -82,7 +82,7 @@ def run_of(file: Path) -> str | None:
     from zerotrain.artifact.yaml_text import load_yaml
 
     try:
-        raw = load_yaml(file.read_text())
+        raw = load_yaml(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, YAMLError):
         return None
     return str(raw["run"]) if isinstance(raw, dict) and "run" in raw else None

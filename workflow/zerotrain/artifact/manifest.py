@@ -71,7 +71,9 @@ def sizes_digest(place: Path) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON value so that equal values give equal bytes."""
-    path.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    path.write_text(
+        json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 @dataclass(frozen=True)

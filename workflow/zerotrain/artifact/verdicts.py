@@ -42,7 +42,7 @@ def key_of(stat: os.stat_result) -> str:
 def load() -> Verdicts:
     """Read all verdicts; a missing or damaged file has none."""
     try:
-        found = json.loads(verdicts_file().read_text())
+        found = json.loads(verdicts_file().read_text(encoding="utf-8"))
     except (OSError, ValueError, RuntimeError):  # RuntimeError: no home folder
         return {}
     known = found.items() if isinstance(found, dict) else ()
@@ -87,7 +87,7 @@ def _write(verdicts: Verdicts) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        draft.write_text(json.dumps(verdicts, indent=0))
+        draft.write_text(json.dumps(verdicts, indent=0), encoding="utf-8")
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)

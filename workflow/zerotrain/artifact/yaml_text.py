@@ -22,7 +22,7 @@ MOST_LEVELS = 50
 BRACKET = re.compile(r"[\[\]{}]")
 
 
-class TooMuchYAMLError(YAMLError):  # type: ignore[misc]
+class TooMuchYAMLError(YAMLError):
     """More than a person would write; readers report it as they do a syntax error."""
 
 

@@ -232,7 +232,7 @@ def _read(path: Path, edited: int) -> dict[str, Any]:
             f"{path}: it is larger than {MOST_BYTES // 1024} KiB",
             hint="no configuration is; choose another file",
         )
-    check_expansion(path.read_text(errors="replace"), str(path))
+    check_expansion(path.read_text(encoding="utf-8", errors="replace"), str(path))
     raw = load_config(path)
     if not isinstance(raw, dict) or "runs" in raw or not _phases(raw):
         raise PipelineError(

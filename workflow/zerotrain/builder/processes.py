@@ -210,7 +210,7 @@ def switch(run: str, choice: SwitchChoice, *, then_start: bool) -> StartedComman
 def read_started(run: str, what: What) -> StartedCommand | None:
     """Return the command that a page has started last; None if none has, or its record is torn."""
     try:
-        found = json.loads(_place(run, what).with_suffix(".json").read_text())
+        found = json.loads(_place(run, what).with_suffix(".json").read_text(encoding="utf-8"))
         words = tuple(map(str, found["words"]))
         return StartedCommand(int(found["pid"]), float(found["created"]), words)
     except (OSError, ValueError, LookupError, TypeError):

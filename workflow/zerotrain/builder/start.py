@@ -37,7 +37,7 @@ def find_sources() -> list[Source]:
 
 def _describe(path: Path) -> Source:
     """Describe a configuration by its text: an invalid one is offered, too, to be corrected."""
-    with path.open(errors="replace") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         lines = file.read(MOST_BYTES).splitlines()
     about = takewhile(lambda line: line.startswith("#"), lines)
     named = (line for line in lines if line.startswith("run:"))

@@ -205,6 +205,6 @@ def _by_facts(entries: Sequence[Entry], empty_text: str | None) -> dict[tuple[An
 def _prompts_before(folder: Path) -> dict[tuple[Any, ...], str]:
     """Read the keys of prompts without images: image files may have changed under their names."""
     with suppress(OSError, ValueError, KeyError, AttributeError):
-        found = json.loads((folder / PROMPTS_INDEX).read_text())["prompts"]
+        found = json.loads((folder / PROMPTS_INDEX).read_text(encoding="utf-8"))["prompts"]
         return {("prompt", asked): key for asked, key in found.items()}
     return {}

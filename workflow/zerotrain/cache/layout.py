@@ -270,7 +270,7 @@ def read_document(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
         OSError: the file is missing.
         ValueError: it is not an index of a known format.
     """
-    found = json.loads(path.read_text())
+    found = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(found, dict) or found.pop("format", None) not in (FORMAT, COLUMNAR):
         raise ValueError(f"{path}: not an index of format {FORMAT} or {COLUMNAR}")
     try:

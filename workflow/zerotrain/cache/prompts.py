@@ -76,7 +76,7 @@ class Prompts:
         self._shards = Shards(found)
         if PROMPTS_INDEX not in found.files:
             return
-        document = json.loads(found.path(PROMPTS_INDEX).read_text())
+        document = json.loads(found.path(PROMPTS_INDEX).read_text(encoding="utf-8"))
         self._text = parse_series(document["text"])
         prompts = document["prompts"]
         self._keys |= {asked: PromptKeys(text, prompts[""]) for asked, text in prompts.items()}

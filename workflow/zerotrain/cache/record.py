@@ -92,7 +92,7 @@ def write_record(path: Path, record: Record) -> None:
 def read_record(path: Path) -> Record | None:
     """Read a record; None if it is unreadable, so that the encoding conditions are unknown."""
     with suppress(OSError, ValueError, TypeError):
-        found = Record(**json.loads(path.read_text()))
+        found = Record(**json.loads(path.read_text(encoding="utf-8")))
         if isinstance(found.code, dict) and isinstance(found.software, dict):
             return found
     return None

@@ -132,7 +132,7 @@ REFUSED: Mapping[str, str] = {
 @cache
 def keys() -> dict[str, dict[str, Any]]:
     """Read the keys of each method with their defaults."""
-    found: dict[str, dict[str, Any]] = json.loads(KEYS.read_text())
+    found: dict[str, dict[str, Any]] = json.loads(KEYS.read_text(encoding="utf-8"))
     return found
 
 

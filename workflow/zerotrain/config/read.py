@@ -54,7 +54,7 @@ def load_config(path: Path) -> Any:
         PipelineError: the file is missing or no YAML.
     """
     try:
-        return load_yaml(path.read_text())
+        return load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise PipelineError(
             f"{path}: no such configuration file",
@@ -92,7 +92,7 @@ def parse_config(raw: Any, source: str, file: Path | None = None) -> RunConfig:
     try:
         return RunConfig.model_validate(expand_phases(raw))
     except ValidationError as error:
-        text = file.read_text() if file else None
+        text = file.read_text(encoding="utf-8") if file else None
         raise InvalidConfigError(source, explain_errors(error.errors()), raw, text) from error
 
 

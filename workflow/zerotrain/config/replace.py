@@ -85,7 +85,7 @@ def _is_mounted(target: Path) -> bool:
     """Return whether a file is a mount point itself, as containers are given single files."""
     name = str(target).replace(" ", "\\040")
     with suppress(OSError):
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
         return any(line.split()[4] == name for line in mounts)
     return False
 

@@ -125,7 +125,9 @@ def _publish(
         known[SAMPLES] = artifact.file_sha256(new)
     if bad:
         with artifact.replacing(folder / BAD) as new:
-            new.write_text("".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in bad))
+            new.write_text(
+                "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in bad), encoding="utf-8"
+            )
             known[BAD] = artifact.file_sha256(new)
     else:
         (folder / BAD).unlink(missing_ok=True)
@@ -206,7 +208,7 @@ def read_bad(found: Artifact) -> list[Bad]:
         return []
     path = found.path(BAD)
     try:
-        return [json.loads(line) for line in path.read_text().split("\n") if line]
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     except (OSError, ValueError) as error:
         raise PipelineError(
             f"{path}: {error}", hint=rebuild_hint(found.folder, found.kind, found.parents)

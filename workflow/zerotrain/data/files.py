@@ -203,7 +203,7 @@ class DatasetFiles:
     def _write_digest(self, found: str) -> None:
         text = json.dumps({"files": found}) + "\n"
         with suppress(OSError):
-            if self.digest_file.read_text() == text:
+            if self.digest_file.read_text(encoding="utf-8") == text:
                 return
         write_whole(self.digest_file, text)
 

@@ -19,13 +19,13 @@ SMOOTHING = 0.6
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl for steps, without validations."""
-    lines = (json.loads(line) for line in path.read_text().splitlines())
+    lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
     return [line for line in lines if "loss" in line]
 
 
 def read_validations(path: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl for validations."""
-    lines = (json.loads(line) for line in path.read_text().splitlines())
+    lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
     return [line for line in lines if VALIDATION[2] in line]
 
 
@@ -34,7 +34,7 @@ MEMORY = ("host_bytes", "device_bytes")
 
 def write_memory(log: list[dict[str, Any]], path: Path) -> None:
     """Write the memory that training used as CSV, for the lines of the log that have it."""
-    with path.open("w", newline="") as stream:
+    with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, ("phase", "step", *MEMORY), lineterminator="\n")
         writer.writeheader()
         for line in log:
@@ -44,7 +44,7 @@ def write_memory(log: list[dict[str, Any]], path: Path) -> None:
 
 def write_validations(validations: list[dict[str, Any]], path: Path) -> None:
     """Write the losses of the validations as CSV."""
-    with path.open("w", newline="") as stream:
+    with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, VALIDATION, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(validations)
@@ -53,7 +53,7 @@ def write_validations(validations: list[dict[str, Any]], path: Path) -> None:
 def write_metrics(phase: str, metrics: Mapping[str, float | None], path: Path) -> None:
     """Write what was measured of a phase as a row of CSV, without what could not be measured."""
     row = {"phase": phase, **{key: one for key, one in metrics.items() if one is not None}}
-    with path.open("w", newline="") as stream:
+    with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, row, lineterminator="\n")
         writer.writeheader()
         writer.writerow(row)
@@ -61,7 +61,7 @@ def write_metrics(phase: str, metrics: Mapping[str, float | None], path: Path) -
 
 def write_csv(log: list[dict[str, Any]], path: Path) -> None:
     """Write the log as CSV without times, so that equal trainings give equal files."""
-    with path.open("w", newline="") as stream:
+    with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(log)

@@ -215,4 +215,6 @@ def _check_not_adapter(names: list[str], checkpoint: Path) -> None:
 
 
 def _is_averaged(folder: Path) -> bool:
-    return bool(json.loads((folder / MANIFEST).read_text()).get("content", {}).get("ema"))
+    return bool(
+        json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("content", {}).get("ema")
+    )

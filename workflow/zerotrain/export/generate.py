@@ -96,7 +96,9 @@ def open_language_model(path: Path, base: Path | None, device: str) -> Opened:
         return _open_folder(path, device)
     folder = path if path.is_dir() else path.parent
     if (folder / PEFT_CONFIG).is_file():
-        named = json.loads((folder / PEFT_CONFIG).read_text()).get("base_model_name_or_path")
+        named = json.loads((folder / PEFT_CONFIG).read_text(encoding="utf-8")).get(
+            "base_model_name_or_path"
+        )
         family, model, tokenizer = _open_folder(_read_base(base, path, named), device)
         with name_file_in_errors(folder / PEFT_ADAPTER):
             model.load_adapter(str(folder))

@@ -97,13 +97,13 @@ def model_card(
         ("sha256 of the weights' manifest", weights.identity),
     ]
     if origin.phase is not None:
-        metrics = _metrics(json.loads((origin.phase / "metrics.json").read_text()))
+        metrics = _metrics(json.loads((origin.phase / "metrics.json").read_text(encoding="utf-8")))
         launch = launch_facts(origin.phase / "launch" / "run.yaml")
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
     environment.filters["plain"] = _plain
-    return environment.from_string(TEMPLATE.read_text()).render(
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         head=head.to_yaml(),
         title=repo_id.split("/")[-1],
         facts=[(name, value) for name, value in facts if value],
@@ -143,7 +143,9 @@ def _method(weights: Artifact) -> str:
 
     for name in (METHOD, PEFT_CONFIG):
         if name in weights.files:
-            return str(json.loads(weights.path(name).read_text())["peft_type"]).lower()
+            return str(
+                json.loads(weights.path(name).read_text(encoding="utf-8"))["peft_type"]
+            ).lower()
     return "lora"
 
 

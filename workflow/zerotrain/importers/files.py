@@ -121,7 +121,7 @@ def _load(
 ) -> dict[str, Any]:
     """Load the keys of a file; `syntax` and `wanted` are hints."""
     try:
-        found = parse(path.read_text())
+        found = parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PipelineError(
             f"{path}: cannot be read: {error.strerror}", hint="name a file that is there"

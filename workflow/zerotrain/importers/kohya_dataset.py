@@ -91,7 +91,7 @@ def _read_subsets(path: Path, result: ImportedConfig) -> list[_Subset]:
 
 def _load_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PipelineError(
             f"{path}: cannot be read: {error.strerror}", hint="name a file that is there"

@@ -216,7 +216,7 @@ def _filters(given: Any, path: Path) -> list[str]:
     if isinstance(given, str):
         file = find_file(given, path)
         try:
-            text = file.read_text()
+            text = file.read_text(encoding="utf-8")
             given = json.loads(text) if file.suffix == ".json" else text.splitlines()
         except (OSError, ValueError) as error:
             raise PipelineError(

@@ -38,7 +38,7 @@ DROPPED = "smaller images are left out there; here they are enlarged, so take th
 def is_backends(path: Path) -> bool:
     """Return whether a file begins as a list of datasets does."""
     try:
-        return re.match(r"\s*\[\s*\{", path.read_text()) is not None
+        return re.match(r"\s*\[\s*\{", path.read_text(encoding="utf-8")) is not None
     except (OSError, ValueError):
         return False
 
@@ -50,7 +50,7 @@ def read_backends(path: Path, result: ImportedConfig) -> list[dict[str, Any]]:
         PipelineError: it is not a JSON list, or has no image dataset.
     """
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise PipelineError(
             f"{path}: cannot be read: {error}", hint="a list of datasets"

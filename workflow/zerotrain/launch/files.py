@@ -50,8 +50,10 @@ def write_launch_files(phase: ResolvedPhase, into: Path, named: Path) -> None:
     """Write the files into the folder `into`; they will be read from the folder `named`."""
     accelerate = accelerate_config(phase, named / "deepspeed.json")
     text = yaml.dump(accelerate, Dumper=yaml.CSafeDumper, sort_keys=False)
-    (into / "accelerate.yaml").write_text(text)
+    (into / "accelerate.yaml").write_text(text, encoding="utf-8")
     if phase.derived.engine == "deepspeed":
-        (into / "deepspeed.json").write_text(json.dumps(phase.derived.deepspeed, indent=2) + "\n")
+        (into / "deepspeed.json").write_text(
+            json.dumps(phase.derived.deepspeed, indent=2) + "\n", encoding="utf-8"
+        )
     if phase.launch.machines > 1:
-        (into / SRUN).write_text(srun_script(phase))
+        (into / SRUN).write_text(srun_script(phase), encoding="utf-8")

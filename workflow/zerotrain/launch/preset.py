@@ -51,7 +51,7 @@ def read_preset(path: Path) -> Preset:
         "offload_optimizer and offload_param (none, cpu, nvme); or `engine: auto` with choose"
     )
     try:
-        document = load_yaml(path.read_text())
+        document = load_yaml(path.read_text(encoding="utf-8"))
     except YAMLError as error:
         text = " ".join(str(error).split())
         raise PipelineError(f"{path}: not valid YAML: {text}", hint=hint) from error

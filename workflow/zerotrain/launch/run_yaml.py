@@ -38,7 +38,7 @@ def write_run_yaml(phase: ResolvedPhase, path: Path) -> None:
         entry = f"{{value: {scalar(value)}, source: {source}{why}}}"
         lines.append(f"{'  ' * len(sections)}{scalar(key)}: {entry}")
         before = sections
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def read_run_yaml(path: Path) -> ResolvedPhase:

@@ -96,7 +96,7 @@ def build(timeout_s: float = 1800) -> None:
         for ops in [list(OPS)] if enough_cores else [[op] for op in OPS]:
             _build_together(ops, deadline, lock)
         new = folder / f".{BUILT}.new"
-        new.write_text(json.dumps({"cxx": compiler()}) + "\n")
+        new.write_text(json.dumps({"cxx": compiler()}) + "\n", encoding="utf-8")
         new.replace(folder / BUILT)
 
 
@@ -126,7 +126,7 @@ def build_swap_op(timeout_s: float = 1800) -> None:
                 "zero3_offload needs neither",
             ) from error
         new = folder / f".{SWAP_BUILT}.new"
-        new.write_text(json.dumps({"cxx": compiler()}) + "\n")
+        new.write_text(json.dumps({"cxx": compiler()}) + "\n", encoding="utf-8")
         new.replace(folder / SWAP_BUILT)
 
 
@@ -142,7 +142,7 @@ def _processor() -> str:
     lines = [platform.machine()]
     wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU part")
     with contextlib.suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
         lines += [line for line in text.splitlines() if line.split("\t")[0].strip() in wanted]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -156,7 +156,7 @@ def compiler() -> str | None:
 def _built_with() -> str | None:
     """Return the compiler that built the ops, or None; with another, torch would rebuild them."""
     try:
-        return str(json.loads((ops_folder() / BUILT).read_text())["cxx"])
+        return str(json.loads((ops_folder() / BUILT).read_text(encoding="utf-8"))["cxx"])
     except (OSError, ValueError, KeyError):
         return None
 
@@ -204,8 +204,9 @@ def _build_together(ops: list[str], deadline: float, lock: int) -> None:
                     hint="run `zerotrain build_ops` again when the machine is less busy",
                 ) from None
             if code:
+                output = log.read_text(encoding="utf-8", errors="replace")
                 raise PipelineError(
-                    f"DeepSpeed's {op} did not build: {_cause(log.read_text(errors='replace'))}",
+                    f"DeepSpeed's {op} did not build: {_cause(output)}",
                     hint=f"read {log}, fix the cause and run `zerotrain build_ops`",
                 )
     finally:

@@ -97,9 +97,14 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
     for controller, (most, used, droppable) in names.items():
         for group in _groups(root, controller):
             try:
-                limit, usage = int((group / most).read_text()), int((group / used).read_text())
+                limit, usage = (
+                    int((group / most).read_text(encoding="utf-8")),
+                    int((group / used).read_text(encoding="utf-8")),
+                )
                 stat = dict(
-                    line.split() for line in (group / "memory.stat").read_text().split("\n") if line
+                    line.split()
+                    for line in (group / "memory.stat").read_text(encoding="utf-8").split("\n")
+                    if line
                 )
             except (OSError, ValueError):  # no such file, or "max"
                 continue
@@ -152,6 +157,6 @@ def _computes_fp16(root: Path) -> bool:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""

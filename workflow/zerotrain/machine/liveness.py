@@ -27,7 +27,7 @@ MACHINE = 0xEFFFFFFC
 def boot_id() -> str:
     """Read the kernel's id of the current boot; empty if there is no id."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 
@@ -84,7 +84,7 @@ def hold(path: Path) -> IO[str]:
     Raises:
         OSError: the file cannot be opened.
     """
-    stream = path.open("r+")
+    stream = path.open("r+", encoding="utf-8")
     with contextlib.suppress(OSError):
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return stream
@@ -93,7 +93,7 @@ def hold(path: Path) -> IO[str]:
 def is_held(path: Path) -> bool | None:
     """Return whether a live process holds a file; None if that cannot be determined."""
     try:
-        with path.open("r+") as stream:
+        with path.open("r+", encoding="utf-8") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

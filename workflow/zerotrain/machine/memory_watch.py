@@ -49,7 +49,7 @@ class MemoryWatch:
     def __init__(self) -> None:
         self._host_before, self._device_before = peak_host_bytes(), peak_device_bytes()
         with contextlib.suppress(OSError):  # otherwise the peak is over the process's whole life
-            RESET.write_text(RESET_PEAK)
+            RESET.write_text(RESET_PEAK, encoding="utf-8")
         kind = device_type()
         self._device = None
         if kind in ("cuda", "npu"):
@@ -92,7 +92,7 @@ def memory_now() -> dict[str, int]:
 def peak_host_bytes() -> int:
     """Return the peak resident memory of this process."""
     if STATUS.is_file():
-        for line in STATUS.read_text().splitlines():
+        for line in STATUS.read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     # Linux gives kilobytes, including the process's memory before exec.

@@ -57,7 +57,7 @@ def device_software(device: torch.device) -> dict[str, str]:
     if device.type == "npu":
         return found
     with suppress(OSError):
-        found["driver"] = DRIVER.read_text().strip()
+        found["driver"] = DRIVER.read_text(encoding="utf-8").strip()
     libraries: dict[str, Any] = {
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,

@@ -141,7 +141,7 @@ def _part(folder: str, place: ModelLocation, family: Family) -> str | None:
     config = str(PurePosixPath(folder) / CONFIG)
     if config not in place.names:
         return None
-    values = json.loads((place.fetch([config]) / config).read_text())
+    values = json.loads((place.fetch([config]) / config).read_text(encoding="utf-8"))
     name = values.get("_class_name") or next(iter(values.get("architectures") or []), None)
     parts = [part for part, expected in family.classes.items() if expected == name]
     return parts[0] if len(parts) == 1 else None

@@ -175,16 +175,16 @@ def _ops(runs: Mapping[str, RunConfig]) -> Iterator[str]:
 
 def _wheels(folder: Path) -> Iterator[str]:
     """Download the pinned packages, for a set-up without a network."""
-    pinned = (SET_UP.parent / "constraints.txt").read_text()
+    pinned = (SET_UP.parent / "constraints.txt").read_text(encoding="utf-8")
     stamp = folder / STAMP
-    if not stamp.is_file() or stamp.read_text() != pinned:
+    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != pinned:
         folder.mkdir(exist_ok=True)
         if code := subprocess.call([sys.executable, str(SET_UP), "--download", str(folder)]):
             raise PipelineError(
                 f"{folder}: the pinned packages were not downloaded (code {code}; see above)",
                 hint="fix the cause and run the same command again: whole files stay",
             )
-        stamp.write_text(pinned)
+        stamp.write_text(pinned, encoding="utf-8")
     sizes = [path.stat().st_size for path in folder.iterdir() if path.name != STAMP]
     where = shlex.quote(str(folder.resolve()))
     yield (

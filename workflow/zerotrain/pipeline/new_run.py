@@ -322,7 +322,7 @@ def _native_resolution(base: str) -> int:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise PipelineError(f"{path}: not JSON ({error})", hint="download it again") from error
     return found if isinstance(found, dict) else {}

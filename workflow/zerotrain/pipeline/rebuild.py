@@ -197,7 +197,7 @@ def check_not_stored(folder: Path, damage: list[Damage], rule: str) -> None:
     lock = Path("dvc.lock")
     if rule != TRAINING or TRAINED_AGAIN not in describe_training(folder) or not lock.is_file():
         return
-    if f"path: {folder}\n" in lock.read_text():
+    if f"path: {folder}\n" in lock.read_text(encoding="utf-8"):
         raise PipelineError(
             f"{damage[0]}: {describe_training(folder)}, but dvc.lock has {folder}",
             hint=f"`dvc checkout --force {folder}`, after `dvc fetch` where this machine lacks it; "

@@ -51,7 +51,7 @@ class Run:
         """Write the record atomically."""
         values = {"process": asdict(self.process), "local": self.local}
         draft = self.file.with_suffix(".new")
-        draft.write_text(json.dumps({**values, "supervisor": self.supervisor}))
+        draft.write_text(json.dumps({**values, "supervisor": self.supervisor}), encoding="utf-8")
         draft.replace(self.file)
 
     def hold(self) -> None:
@@ -117,7 +117,7 @@ def read_runs() -> list[Run]:
     found = []
     for file in sorted(RUNS.glob("*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-            raw = json.loads(file.read_text())
+            raw = json.loads(file.read_text(encoding="utf-8"))
             process = LockOwner.read(raw["process"])
             found.append(Run(file, process, bool(raw["local"]), int(raw["supervisor"])))
     return found

@@ -129,7 +129,7 @@ def _number(value: Any) -> Any:
 
 def _text(config: Path, point: Point) -> Any:
     """Return the configuration with the point's values, including its comments."""
-    found = _yaml().load(config.read_text())
+    found = _yaml().load(config.read_text(encoding="utf-8"))
     for key, value in point.items():
         put(found, key, value)
     return found

@@ -252,7 +252,9 @@ class ScratchTraining:
             )
 
     def _failure(self, code: int) -> PipelineError:
-        last = [line for line in self._log.read_text().splitlines() if line.strip()][-6:]
+        last = [
+            line for line in self._log.read_text(encoding="utf-8").splitlines() if line.strip()
+        ][-6:]
         output = "\n".join(["", *last]) if last else " nothing"
         return PipelineError(
             f"the training ended with code {code} where it should not; its output:{output}",
@@ -260,13 +262,13 @@ class ScratchTraining:
         )
 
     def _losses(self) -> dict[int, float]:
-        lines = map(json.loads, (self._progress / LOG).read_text().splitlines())
+        lines = map(json.loads, (self._progress / LOG).read_text(encoding="utf-8").splitlines())
         return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
     def _logged(self) -> int:
         """Return the last step with a complete line."""
         path = self._progress / LOG
-        whole = path.read_text().rpartition("\n")[0] if path.is_file() else ""
+        whole = path.read_text(encoding="utf-8").rpartition("\n")[0] if path.is_file() else ""
         return int(json.loads(whole.splitlines()[-1])["step"]) if whole else 0
 
 

@@ -186,7 +186,7 @@ def _change_schedule(settings: BuildSettings, folder: Path) -> None:
         changed |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
     if changed:
         path = folder / "scheduler" / "scheduler_config.json"
-        found = json.loads(path.read_text()) | changed
+        found = json.loads(path.read_text(encoding="utf-8")) | changed
         if settings.rescale_betas_zero_snr and found.get("prediction_type", EPSILON) == EPSILON:
             raise PipelineError(
                 f"rescale_betas_zero_snr: the base {settings.base} predicts epsilon, of which "

@@ -96,7 +96,9 @@ def evaluate(
     }
     resources = f"{RECORDS}resources.json"  # damaged ones have been removed
     listed = resources in trained.artifact.files
-    used = json.loads(trained.artifact.path(resources).read_text()) if listed else {}
+    used = (
+        json.loads(trained.artifact.path(resources).read_text(encoding="utf-8")) if listed else {}
+    )
     found = {**measured, **used, **memory_metrics(uses, "eval")}
     with artifact.publish(output, KIND, parents=parents) as draft:
         made.write(draft.folder)

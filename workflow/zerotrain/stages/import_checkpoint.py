@@ -95,7 +95,7 @@ def _read_kohya(
             f"{source.folder}: kohya's names of {family.name} are not known here",
             hint=f"they are those of {', '.join(SLOTS)}; peft's and diffusers' files are for all",
         )
-    config = json.loads((base / family.trained_part / "config.json").read_text())
+    config = json.loads((base / family.trained_part / "config.json").read_text(encoding="utf-8"))
     places = layers_by_slot(names, SLOTS[family.name](config))
     return adapter_files.from_kohya(source, trained, places)
 
@@ -126,7 +126,7 @@ def _read_names(names: str) -> list[str]:
         return [MODULE]
     path = Path(names).expanduser()
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineError(
             f"resume_from_checkpoint.names: {path}: {error}",

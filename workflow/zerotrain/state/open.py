@@ -168,7 +168,7 @@ def _is_position(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
         return True
     return isinstance(document, dict) and {"run", "phase", "optimizer_step"} <= document.keys()

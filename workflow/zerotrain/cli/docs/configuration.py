@@ -147,8 +147,8 @@ def documents(page: str) -> dict[Path, str]:
 
 def main() -> None:
     """Write both files again; run it in the project's folder."""
-    for path, text in documents(PAGE.read_text()).items():
-        path.write_text(text)
+    for path, text in documents(PAGE.read_text(encoding="utf-8")).items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

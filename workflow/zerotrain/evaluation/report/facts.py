@@ -126,7 +126,7 @@ def _metrics(folder: Path) -> dict[str, Any]:
             f"{path}: missing, so phase {folder.name} has not been evaluated",
             hint="run `snakemake --cores all report`, which evaluates every phase first",
         )
-    metrics: dict[str, Any] = json.loads(path.read_text())
+    metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return metrics
 
 

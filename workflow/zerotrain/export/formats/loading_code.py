@@ -351,5 +351,7 @@ def _has_penalties(folder: Path) -> bool:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    document: dict[str, Any] = (
+        json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    )
     return document

@@ -115,7 +115,7 @@ def family_of(folder: Path) -> DiffusionFamily:
     Raises:
         PipelineError: the pipeline belongs to no family; it is named.
     """
-    class_name = json.loads((folder / MODEL_INDEX).read_text()).get("_class_name")
+    class_name = json.loads((folder / MODEL_INDEX).read_text(encoding="utf-8")).get("_class_name")
     for name in FAMILIES:
         family = load_family(name)
         if family.modality == "image" and class_name in (family.pipeline, *family.pipelines):

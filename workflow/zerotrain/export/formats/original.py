@@ -19,7 +19,9 @@ from diffusers.loaders.single_file_utils import DIFFUSERS_TO_LDM_MAPPING
 from zerotrain.export.formats.tensors import LazyTensor
 from zerotrain.export.formats.weights import ExportedWeights
 
-NAMES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+NAMES: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
 SDXL: dict[str, dict[str, str]] = NAMES["sdxl"]
 UNET = "model.diffusion_model."
 VAE = "first_stage_model."

@@ -62,7 +62,7 @@ def _write_prediction(names: Collection[str], path: Path) -> None:
     """Write the prediction type and schedule that the file marks into the noise scheduler."""
     changed = PREDICTS_V if V_PREDICTION in names else {}
     changed = changed | (FROM_NOISE if ZERO_SNR in names else {})
-    config = json.loads(path.read_text())
+    config = json.loads(path.read_text(encoding="utf-8"))
     if config | changed != config:
         path.unlink()  # it may be a link to the user's file
         artifact.write_json(path, config | changed)

@@ -89,7 +89,7 @@ class ExportedWeights:
         config = f"{FOLDER}/{PEFT_CONFIG}"
         if config not in self.artifact.files:
             return None
-        return str(json.loads(self.artifact.path(config).read_text())[PEFT_TYPE])
+        return str(json.loads(self.artifact.path(config).read_text(encoding="utf-8"))[PEFT_TYPE])
 
     def method_tensors(self) -> dict[str, LazyTensor]:
         """Return the tensors of an adapter of another method by their names in its file."""
@@ -137,7 +137,9 @@ class ExportedWeights:
     def config(self, part: str) -> dict[str, Any]:
         """Return the configuration of a part."""
         name = "scheduler_config.json" if part == "scheduler" else "config.json"
-        document: dict[str, Any] = json.loads(self.artifact.path(f"{part}/{name}").read_text())
+        document: dict[str, Any] = json.loads(
+            self.artifact.path(f"{part}/{name}").read_text(encoding="utf-8")
+        )
         return document
 
     def tensors(self, part: str) -> dict[str, LazyTensor]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from zerotrain.launch.keys import read_tables
 
 _FOLDER = Path(__file__).parent
-PEFT_SCRIPT = tomllib.loads((_FOLDER / "peft_script.toml").read_text())
+PEFT_SCRIPT = tomllib.loads((_FOLDER / "peft_script.toml").read_text(encoding="utf-8"))
 TRAINER = read_tables(_FOLDER / "trainer.toml")["trainer"]
 DIFFSYNTH = read_tables(_FOLDER / "diffsynth.toml")["diffsynth"]
 
@@ -19,7 +19,9 @@ _SIMPLETUNER = read_tables(_FOLDER / "simpletuner.toml")
 SIMPLETUNER = _SIMPLETUNER["simpletuner"]
 SIMPLETUNER_DATASET = _SIMPLETUNER["data_backend_config"]
 LYCORIS = _SIMPLETUNER["lycoris_config"]
-SIMPLETUNER_OPTIMIZERS = tomllib.loads((_FOLDER / "simpletuner_optimizers.toml").read_text())
+SIMPLETUNER_OPTIMIZERS = tomllib.loads(
+    (_FOLDER / "simpletuner_optimizers.toml").read_text(encoding="utf-8")
+)
 OWN_CACHE = SIMPLETUNER["cache_dir"].reason
 
 KOHYA_DATASET = read_tables(_FOLDER / "kohya.toml")["kohya_dataset"]

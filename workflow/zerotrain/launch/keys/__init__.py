@@ -49,7 +49,7 @@ def read_tables(file: Path) -> dict[str, Table]:
     """Read the tables of a TOML file, by name."""
     return {
         title: {name: Key(name, **row) for name, row in rows.items()}
-        for title, rows in tomllib.loads(file.read_text()).items()
+        for title, rows in tomllib.loads(file.read_text(encoding="utf-8")).items()
     }
 
 

@@ -114,7 +114,7 @@ def read_shipped(family: str | None = None) -> list[Architecture]:
     """Return the architectures of config/models; `source` has their hub ids with commas between."""
     architectures = []
     for file in sorted(MODELS.glob("*.json"), key=lambda file: file.stem):
-        document = json.loads(file.read_text())
+        document = json.loads(file.read_text(encoding="utf-8"))
         parts = {
             name: Part(part["library"], part["class"], part["config"], part["parameters"])
             for name, part in document["parts"].items()
@@ -245,7 +245,7 @@ def _check(family: str, source: str, parts: Mapping[str, Part]) -> Architecture:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        document: dict[str, Any] = json.loads(path.read_text())
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise PipelineError(
             f"{path}: {error.strerror if isinstance(error, OSError) else error}",

@@ -130,7 +130,7 @@ def _code(family: str, *, is_preset: bool) -> list[str]:
 def read(key: str) -> Forecast | None:
     """Return a forecast from the store; None if it is missing."""
     try:
-        forecast: Forecast = json.loads((STORE / f"{key}.json").read_text())
+        forecast: Forecast = json.loads((STORE / f"{key}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return forecast

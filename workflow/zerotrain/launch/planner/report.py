@@ -71,7 +71,7 @@ def phase_report(
     raw: dict[str, Any] = {"run": "plan", "base": base, "data": {"images": "images"}}
     if config is not None:
         read_config(config)
-        raw = YAML(typ="safe").load(config.read_text())
+        raw = YAML(typ="safe").load(config.read_text(encoding="utf-8"))
     run = parse_config({**raw, "phases": [dict(values)]}, str(config or "plan"))
     name = run.phases[0].name
     return table(

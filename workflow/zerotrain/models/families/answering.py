@@ -102,7 +102,7 @@ def name_ends(folder: Path) -> dict[str, str]:
     """
     path = folder / GENERATION
     if path.is_file():
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
     else:
         config = GenerationConfig.from_model_config(from_pretrained(AutoConfig, folder)).to_dict()
     own = config.get("eos_token_id")

@@ -85,7 +85,7 @@ def read_pipeline(base: Path) -> str | None:
         OSError: the folder has no model_index.json.
         ValueError: it is not JSON.
     """
-    index = json.loads((base / "model_index.json").read_text())
+    index = json.loads((base / "model_index.json").read_text(encoding="utf-8"))
     found = index.get("_class_name") if isinstance(index, dict) else None
     if found == "FluxPipeline" and (base / IMAGE_EMBEDDER).is_dir():
         return REDUX

@@ -49,7 +49,7 @@ def read_noise_schedule(folder: Path) -> NoiseSchedule:
         PipelineError: the scheduler belongs to another kind of training (EDM, flow matching).
     """
     path = folder / "scheduler_config.json"
-    config = json.loads(path.read_text())
+    config = json.loads(path.read_text(encoding="utf-8"))
     name = str(config.get("_class_name"))
     prediction_type = str(config.get("prediction_type", "epsilon"))
     if name.startswith(("EDM", "Flow")) or prediction_type not in PREDICTION_TYPES:

@@ -124,7 +124,7 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
             PipelineError: the denoiser takes latents with another number of channels.
         """
         path = base / self.trained_part / CONFIG
-        channels = self.latent_channels(json.loads(path.read_text()))
+        channels = self.latent_channels(json.loads(path.read_text(encoding="utf-8")))
         if channels != CHANNELS:
             raise PipelineError(
                 f"vae: identity makes pixels of {CHANNELS} channels the latents, and the "

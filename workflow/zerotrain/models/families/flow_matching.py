@@ -33,7 +33,7 @@ def read_flow_scheduler(folder: Path) -> FlowMatchEulerDiscreteScheduler:
         PipelineError: it belongs to another kind of training.
     """
     path = folder / "scheduler_config.json"
-    config = json.loads(path.read_text())
+    config = json.loads(path.read_text(encoding="utf-8"))
     name = str(config.get("_class_name"))
     if name != SCHEDULER:
         raise PipelineError(

@@ -156,7 +156,7 @@ class Flux(PackedFamily):
 
     def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> FluxObjective:
         """Build the objective that the base's noise scheduler describes."""
-        config = json.loads((base / self.trained_part / "config.json").read_text())
+        config = json.loads((base / self.trained_part / "config.json").read_text(encoding="utf-8"))
         given = dict(settings or {})
         guidance = given.pop("flux_guidance_value", 1.0)
         return FluxObjective(

@@ -124,7 +124,7 @@ class LanguageFamily(ModelFamily):
 
     def write_config(self, config: Path, dtype: torch.dtype, folder: Path) -> dict[str, str]:
         """Write config.json if it names another type: from_pretrained loads in the named type."""
-        content = json.loads(config.read_text())
+        content = json.loads(config.read_text(encoding="utf-8"))
         key = "torch_dtype" if "torch_dtype" in content else "dtype"
         named = str(dtype).split(".")[-1]
         if content.get(key) == named:

@@ -89,7 +89,7 @@ class PipelineSampling(ConditionedSampling):
 
     def pipeline_name(self, folder: Path) -> str:
         """Return the class that a folder's model_index.json names, if it is one of the family's."""
-        index = json.loads((folder / "model_index.json").read_text())
+        index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
         named = index.get("_class_name")
         return named if named in self.pipelines else self.pipeline
 

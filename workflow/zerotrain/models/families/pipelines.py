@@ -37,7 +37,7 @@ def load_pipeline(
     A part that is null in the folder's model_index.json is passed as None: diffusers accepts that
     for some parts only as an argument. An adapter next to the parts is applied to the denoiser.
     """
-    index = json.loads((folder / "model_index.json").read_text())
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     absent = {name: None for name, entry in index.items() if entry == [None, None]}
     # The libraries' progress bars would fill a log with one line per file.
     diffusers_logging.disable_progress_bar()

@@ -177,7 +177,7 @@ def add_processor(spec: SmallSpec, out: Path) -> None:
         merge_size=VISION["spatial_merge_size"],
     ).save_pretrained(out / PROCESSOR)
     spec.tokenizers["tokenizer"].save_pretrained(out / PROCESSOR)
-    index = json.loads((out / MODEL_INDEX).read_text())
+    index = json.loads((out / MODEL_INDEX).read_text(encoding="utf-8"))
     index |= {"_class_name": spec.pipeline, PROCESSOR: ["transformers", "Qwen2VLProcessor"]}
     write_json(out / MODEL_INDEX, index)
 

@@ -34,7 +34,9 @@ class Sd3Encoders(PipelineEncoders):
         super().__init__("StableDiffusion3Pipeline", base, device, dtype)
         pipeline = self.pipeline
         self.length = prompt_length(pipeline, pipeline.tokenizer_3, max_sequence_length, 512)
-        self._transformer = json.loads((base / "transformer" / "config.json").read_text())
+        self._transformer = json.loads(
+            (base / "transformer" / "config.json").read_text(encoding="utf-8")
+        )
         if pipeline.text_encoder_3 is None:
             # Zeros replace its embeddings; their width comes from the transformer's config.
             pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**self._transformer))
@@ -75,7 +77,9 @@ class Sd3Objective(FlowMatchingObjective):
     def __init__(self, base: Path, settings: Mapping[str, Any] | None) -> None:
         scheme = FAMILIES["sd3"].weighting_scheme
         super().__init__(read_flow_scheduler(base / "scheduler"), settings, scheme)
-        self._transformer = json.loads((base / "transformer" / "config.json").read_text())
+        self._transformer = json.loads(
+            (base / "transformer" / "config.json").read_text(encoding="utf-8")
+        )
 
     def predict(
         self, model: torch.nn.Module, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Batch

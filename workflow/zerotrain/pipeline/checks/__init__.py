@@ -56,7 +56,7 @@ def check_runs(runs: Mapping[str, RunConfig]) -> None:
     for file, run in runs.items():
         if problems := find_problems(run):
             path = Path(file)
-            text = path.read_text() if path.is_file() else None
+            text = path.read_text(encoding="utf-8") if path.is_file() else None
             raise join_problems(file, [Problem(p.what, p.hint) for p in problems], text)
 
 

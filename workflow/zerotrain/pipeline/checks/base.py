@@ -38,7 +38,7 @@ from zerotrain.pipeline.checks.architecture import check_resolutions, check_toke
 TARGETS, EXCLUDED = "lora.target_modules", "base_model_exclude_modules"
 """Keys that name layers by the ends of their names."""
 PRESET_LAYERS: dict[str, list[str]] = tomllib.loads(
-    Path(__file__).with_name("preset_layers.toml").read_text()
+    Path(__file__).with_name("preset_layers.toml").read_text(encoding="utf-8")
 )
 """Components of layer names in the small models, by family."""
 

@@ -86,7 +86,7 @@ def render_profile(cluster: Cluster, choice: Choice, trial: Trial | None) -> str
         finalize=lambda value: one_line(str(value)),
     )
     environment.filters |= {"comment": _comment, "scalar": _scalar}
-    return environment.from_string(TEMPLATE.read_text()).render(
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         **{name: value for name, value in globals().items() if name.isupper()},
         cluster=cluster,
         choice=choice,

@@ -55,7 +55,10 @@ def try_job(partition: Partition, folder: Path, account: str | None, wait_s: flo
     command += [f"--account={account}"] if account else []
     command += ["--cpus-per-task=1", "--mem=4G"]  # the default may be all of the node's
     command += ["--gres=gpu:1"] if partition.gpu_nodes else []
-    with _shared(folder) as shared, tempfile.TemporaryFile("w+", errors="replace") as errors:
+    with (
+        _shared(folder) as shared,
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
+    ):
         word = secrets.token_hex(8)
         trial = Trial(
             [*command, sys.executable, "-m", "zerotrain.pipeline.cluster.trial_node", str(shared)]
@@ -72,7 +75,7 @@ def try_job(partition: Partition, folder: Path, account: str | None, wait_s: flo
             trial.failure = f"srun: {error.strerror}"
             return trial
         with job:
-            (shared / ASKED).write_text(word)
+            (shared / ASKED).write_text(word, encoding="utf-8")
             try:
                 _listen(job, shared, trial)
             except BaseException:

@@ -30,7 +30,9 @@ def main(folder: Path) -> None:
     waited = seconds_until(folder / ASKED)
     _say({"asked_after": waited})
     if waited is not None:
-        (folder / ANSWERED).write_text((folder / ASKED).read_text())
+        (folder / ANSWERED).write_text(
+            (folder / ASKED).read_text(encoding="utf-8"), encoding="utf-8"
+        )
         _say({"answered": time.time()})
     temporary = Path(tempfile.gettempdir())
     _say(
@@ -49,7 +51,7 @@ def seconds_until(file: Path) -> float | None:
     while time.monotonic() - start < LONGEST_WAIT:
         try:
             os.listdir(file.parent)  # makes NFS look again for a file that it cached as missing
-            if file.read_text():
+            if file.read_text(encoding="utf-8"):
                 return time.monotonic() - start
         except OSError:
             pass

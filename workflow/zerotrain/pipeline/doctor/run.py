@@ -160,13 +160,13 @@ def _last_log(folder: Path) -> list[str]:
     logs = sorted((folder / "logs").glob("*.log"), key=lambda path: path.stat().st_mtime)
     if not logs:
         return []
-    lines = logs[-1].read_text(errors="replace").splitlines()[-LOG_LINES:]
+    lines = logs[-1].read_text(errors="replace", encoding="utf-8").splitlines()[-LOG_LINES:]
     return [f"{logs[-1]}, its last lines:", *(f"| {line[:LONGEST_LINE]}" for line in lines)]
 
 
 def _without_comments(file: Path) -> list[str]:
     try:
-        lines = file.read_text(errors="replace").splitlines()
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         return [f"cannot be read: {error.strerror}"]
     return [f"| {line}" for line in lines if line.strip() and not line.lstrip().startswith("#")]

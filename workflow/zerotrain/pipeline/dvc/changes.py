@@ -33,7 +33,7 @@ JOURNAL = Path(".snakemake/agreement.json")
 def read_journal() -> dict[str, Any]:
     """Read the journal; return an empty mapping if it is missing or invalid."""
     try:
-        found: dict[str, Any] = json.loads(JOURNAL.read_text())
+        found: dict[str, Any] = json.loads(JOURNAL.read_text(encoding="utf-8"))
         found["looked"] = float(found.get("looked", 0.0))
         if running := found.get("running"):
             found["running"] = {key: running[key] for key in ("pid", "host", "began", "given")}
@@ -148,7 +148,7 @@ def _read(config: Path) -> Any:
     from ruamel.yaml.error import YAMLError
 
     try:
-        return YAML(typ="safe").load(config.read_text())
+        return YAML(typ="safe").load(config.read_text(encoding="utf-8"))
     except (OSError, YAMLError):
         return None  # the file is being edited
 

@@ -211,7 +211,7 @@ def _history() -> Iterator[tuple[str | None, str]]:
             seen.add(tree[2])
             yield commit, git("cat-file", "blob", tree[2])
     if LOCK.is_file():
-        yield None, LOCK.read_text()
+        yield None, LOCK.read_text(encoding="utf-8")
 
 
 def _in_lock(commit: str | None, text: str, hashes: set[str]) -> Found | None:

@@ -87,7 +87,7 @@ def load_pipeline(path: Path = PIPELINE) -> dict[str, Any]:
         PipelineError: it is not valid YAML.
     """
     try:
-        return yaml.load(path.read_text(), Loader=yaml.CSafeLoader) or {}
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader) or {}
     except yaml.YAMLError as error:
         raise PipelineError(
             f"{path}: {' '.join(str(error).split())}",
@@ -185,7 +185,7 @@ def current_stages(loaded: Mapping[str, Any], jobs: Iterable[Any], config: Path)
 
 
 def _stages(jobs: Iterable[Any], config: Path, run: RunConfig) -> dict[str, Any]:
-    given = YAML(typ="safe").load(config.read_text())
+    given = YAML(typ="safe").load(config.read_text(encoding="utf-8"))
     guard = {
         "desc": "Fails where this file is not of the configuration and the rules as they are.",
         # With the code here: DVC's queue works in copies of the project.

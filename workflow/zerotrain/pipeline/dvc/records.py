@@ -105,7 +105,7 @@ def _dvc_says(jobs: list[Any], config: Path) -> tuple[set[str], set[str]]:
 
     if not LOCK.is_file():
         return set(), set()
-    locked = yaml.load(LOCK.read_text(), Loader=yaml.CSafeLoader) or {}
+    locked = yaml.load(LOCK.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader) or {}
     known = set(locked.get("stages") or {}) & current_stages(load_pipeline(), jobs, config)
     with open_repo() as repo:
         return known, set(repo.status())

@@ -101,7 +101,7 @@ def check_recorded() -> None:
             f"{LOCK}`); else `make train`, `git add {LOCK}`, commit, `dvc push`. `dvc pull` brings "
             "tracked data alone",
         )
-    text = LOCK.read_text()
+    text = LOCK.read_text(encoding="utf-8")
     if "\n<<<<<<< " in text:
         raise PipelineError(
             f"{LOCK}: a merge has left its marks in it",

@@ -162,4 +162,4 @@ def config_file(files: Sequence[str]) -> str:
 
 def _is_in_pipeline(path: str) -> bool:
     """Return whether dvc.yaml names a path; in a new clone its files are not restored yet."""
-    return os.path.isfile("dvc.yaml") and path in Path("dvc.yaml").read_text()
+    return os.path.isfile("dvc.yaml") and path in Path("dvc.yaml").read_text(encoding="utf-8")

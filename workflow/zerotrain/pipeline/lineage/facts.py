@@ -40,7 +40,9 @@ def facts_of(folder: Artifact) -> dict[str, Any]:
         found |= {key: made_by.get(key) for key in MADE_BY}
         found["preset"] = _of(folder.made_by.get("engine"), "preset")
         if folder.kind == "launch":
-            resolved = yaml.load((folder.folder / "run.yaml").read_text(), yaml.CSafeLoader)
+            resolved = yaml.load(
+                (folder.folder / "run.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader
+            )
             found |= {key: _of(_of(resolved, key), "value") for key in LAUNCH}
         if folder.kind in ("checkpoint", "state"):
             position = _json(folder.folder / f"{folder.kind}.json")
@@ -68,7 +70,7 @@ def source_of(folder: Artifact) -> dict[str, Any]:
     if SOURCE not in folder.files:  # earlier versions put them into the manifest
         return folder.made_by
     try:
-        found = json.loads(folder.path(SOURCE).read_text())
+        found = json.loads(folder.path(SOURCE).read_text(encoding="utf-8"))
     except (OSError, ValueError, PipelineError):
         return folder.made_by
     entries = found.items() if isinstance(found, dict) else ()
@@ -76,7 +78,7 @@ def source_of(folder: Artifact) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text())
+    found = json.loads(path.read_text(encoding="utf-8"))
     return found if isinstance(found, dict) else {}
 
 

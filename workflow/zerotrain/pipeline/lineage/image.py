@@ -177,7 +177,9 @@ def _samples_of(checkpoint: Node, sha256: str) -> Seen | None:
             if COLUMNS in made.files:
                 entries = read_index(made.folder).entries
                 return _seen_in_columns(Columns.of(Entry, entries), IMAGES_OF_ENTRY, sha256)
-            return _seen(json.loads((made.folder / INDEX).read_text())["entries"], sha256)
+            return _seen(
+                json.loads((made.folder / INDEX).read_text(encoding="utf-8"))["entries"], sha256
+            )
         except (OSError, ValueError, KeyError, TypeError):
             pass
         link = next((link for link in cache.node.links if link.name == "dataset"), None)

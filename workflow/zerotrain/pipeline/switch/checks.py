@@ -131,11 +131,13 @@ def check_switched(file: Path, split: Split) -> None:
             hint=again,
         )
     # The exported best step may be earlier than the end of the phase.
-    trained = json.loads((folder / "checkpoint/checkpoint.json").read_text())["step"]
+    trained = json.loads((folder / "checkpoint/checkpoint.json").read_text(encoding="utf-8"))[
+        "step"
+    ]
     state = artifact.read(folder / "state", "state", verify=False)
     weights = artifact.read(folder / "weights", "weights", verify=False)
     steps = {
-        state.folder: json.loads(state.path("state.json").read_text())["step"],
+        state.folder: json.loads(state.path("state.json").read_text(encoding="utf-8"))["step"],
         weights.folder: weights.content["step"],
     }
     for part, step in steps.items():

@@ -91,7 +91,7 @@ class SwitchEdit:
 def read_note(folder: Path) -> SwitchEdit | None:
     """Read the note of an unfinished switch; None if it is missing or incomplete."""
     try:
-        found = json.loads((folder / NOTE).read_text())
+        found = json.loads((folder / NOTE).read_text(encoding="utf-8"))
         own = {"file": Path(found["file"]), "split": Split(**found["split"])}
         return SwitchEdit(**{**found, **own})
     except (OSError, ValueError, LookupError, TypeError):

@@ -177,7 +177,9 @@ def made_under(checkpoint: Path, phase: Phase) -> dict[str, Any]:
 
 
 def _engine(checkpoint: Path) -> dict[str, Any]:
-    engine: dict[str, Any] = json.loads((checkpoint / "checkpoint.json").read_text())["engine"]
+    engine: dict[str, Any] = json.loads(
+        (checkpoint / "checkpoint.json").read_text(encoding="utf-8")
+    )["engine"]
     if "world_size" in engine:
         engine["num_processes"] = engine["world_size"]
     return engine
@@ -215,5 +217,5 @@ def published_end(checkpoint: Path) -> int | None:
     path = checkpoint / "checkpoint.json"
     if not artifact.is_published(checkpoint) or not path.is_file():
         return None
-    step = json.loads(path.read_text())["step"]
+    step = json.loads(path.read_text(encoding="utf-8"))["step"]
     return int(artifact.read(checkpoint, "checkpoint", verify=False).content.get("until", step))

@@ -273,9 +273,11 @@ def _read_end(checkpoint: Path) -> int | None:
     artifact.read would clean up after a killed writer, and this only looks.
     """
     try:
-        until = json.loads((checkpoint / artifact.MANIFEST).read_text())["content"].get("until")
+        until = json.loads((checkpoint / artifact.MANIFEST).read_text(encoding="utf-8"))[
+            "content"
+        ].get("until")
         if until is None:
-            until = json.loads((checkpoint / "checkpoint.json").read_text())["step"]
+            until = json.loads((checkpoint / "checkpoint.json").read_text(encoding="utf-8"))["step"]
         return int(until)
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return None

@@ -30,7 +30,7 @@ def past_seconds(job: Any) -> float | None:
 
 def _benchmark(path: Path) -> float | None:
     try:
-        with path.open(newline="") as stream:
+        with path.open(encoding="utf-8", newline="") as stream:
             rows = [*csv.DictReader(stream, delimiter="\t")]
         return float(rows[-1]["s"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -41,7 +41,7 @@ def items_encoded(job: Any) -> int | None:
     """Return how many images and captions the last run of cache_latents encoded."""
     for path in job.log:
         try:
-            found = ENCODED.findall(Path(path).read_text(errors="replace"))
+            found = ENCODED.findall(Path(path).read_text(encoding="utf-8", errors="replace"))
         except OSError:
             continue
         if found:
@@ -72,7 +72,7 @@ def _logged(phase: Path) -> list[tuple[int, float]]:
     """Return steps and seconds of a phase's lines; the log begins with those of earlier phases."""
     for log in (phase / "progress" / LOG, phase / "checkpoint" / "records" / LOG):
         try:
-            lines = [json.loads(line) for line in log.read_text().splitlines()]
+            lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
             own = [line for line in lines if line.get("phase") == phase.name and "seconds" in line]
             return [(int(line["step"]), float(line["seconds"])) for line in own]
         except (OSError, ValueError, LookupError, AttributeError, TypeError):

@@ -126,7 +126,7 @@ def write_universal(folder: Path, source: Source, *, tag: str | None = None) -> 
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    (folder / "latest_universal").write_text(tag)
+    (folder / "latest_universal").write_text(tag, encoding="utf-8")
     return final
 
 

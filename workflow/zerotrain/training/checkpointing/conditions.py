@@ -86,7 +86,9 @@ def data_digest(cache: Artifact) -> str:
     from zerotrain.cache.layout import INDEX, LATENTS, read_index
 
     length = cache.made_by.get("max_sequence_length")
-    if INDEX not in cache.files or LATENTS not in json.loads(cache.path(INDEX).read_text()):
+    if INDEX not in cache.files or LATENTS not in json.loads(
+        cache.path(INDEX).read_text(encoding="utf-8")
+    ):
         dataset = cache.parents.get("dataset", {}).get("identity", cache.identity)
         return artifact.digest({"dataset": dataset, "max_sequence_length": length})
     index = read_index(cache.folder)
@@ -147,7 +149,7 @@ def read_fingerprint(progress: Path) -> dict[str, Any] | None:
 def read_object(path: Path) -> dict[str, Any] | None:
     """Read a JSON object; return None if the file is missing or damaged."""
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None

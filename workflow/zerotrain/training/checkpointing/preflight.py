@@ -78,7 +78,7 @@ def check_start(state: Artifact, phase: ResolvedPhase) -> list[str]:
     Raises:
         PipelineError: there is a loss that `allow` does not name.
     """
-    slots = list(json.loads(state.path("state.json").read_text())["slots"])
+    slots = list(json.loads(state.path("state.json").read_text(encoding="utf-8"))["slots"])
     losses = find_losses(read_position(state, "state.json"), slots, phase)
     refused = {name: text for name, text in losses.items() if name not in phase.allow}
     if refused:

@@ -259,7 +259,9 @@ def repair_records(checkpoint: Artifact, log: Path) -> list[str]:
             lines.append(f"{path}: damaged, removed; {LOSSES.get(path.name, 'it is a record')}")
     if records.keys() != {name for name in checkpoint.files if not _is_needed(name)}:
         needed = {name: entry for name, entry in checkpoint.files.items() if _is_needed(name)}
-        document = json.loads((folder / MANIFEST).read_text()) | {"files": needed | records}
+        document = json.loads((folder / MANIFEST).read_text(encoding="utf-8")) | {
+            "files": needed | records
+        }
         with replacing(folder / MANIFEST) as new:
             write_json(new, document)
     return lines

@@ -50,11 +50,11 @@ def remember_processor() -> None:
 def _read_or_detect(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     path = ops_folder() / PROCESSOR
     with contextlib.suppress(OSError, ValueError):
-        processor: dict[str, Any] = json.loads(path.read_text())
+        processor: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return processor
     processor = look()
     draft = path.with_name(f"{PROCESSOR}.new-{os.getpid()}")
     with contextlib.suppress(OSError):  # the folder may be read-only
-        draft.write_text(json.dumps(processor))
+        draft.write_text(json.dumps(processor), encoding="utf-8")
         draft.replace(path)
     return processor

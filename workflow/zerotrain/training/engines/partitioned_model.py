@@ -83,7 +83,7 @@ def load_partitioned(
         tensor: torch.Tensor = held[key].get_tensor(key)
         return tensor
 
-    settings = json.loads(config.read_text())
+    settings = json.loads(config.read_text(encoding="utf-8"))
     if swap is not None:
         point_to(settings, swap)
     # One buffer for every parameter in turn: freed tensors between parts would fragment memory.

@@ -89,7 +89,7 @@ class ZeroEngine:
         direct = optimizers.is_plain_adam(phase.train.optimizer, phase.train.optimizer_args)
         parameters = [[trained[name] for name in group.names] for group in self.groups]
         optimizer = self._open(parameters) if direct else _Groups(parameters)
-        settings = json.loads(config.read_text())
+        settings = json.loads(config.read_text(encoding="utf-8"))
         if swap is not None:
             point_to(settings, swap)
         # DeepSpeed rounds the weights to 16 bits before it copies them to its fp32 masters.

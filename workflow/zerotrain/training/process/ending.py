@@ -74,7 +74,7 @@ def write_exit_record(
     draft = progress / f"{DRAFT}{socket.gethostname()}-{os.getpid()}"
     try:
         # Write it as a whole: a process that finds the file kills this one.
-        draft.write_text(json.dumps(record))
+        draft.write_text(json.dumps(record), encoding="utf-8")
         give_name(draft, progress / EXIT)
     except FileExistsError:
         return False

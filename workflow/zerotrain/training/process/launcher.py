@@ -79,7 +79,9 @@ def main(argv: list[str] | None = None) -> int:
         ended = {rank: failure.exitcode for rank, failure in failures.items()}
     else:
         return 0
-    exit_codes_file(progress, arguments.machine_rank or 0).write_text(json.dumps(ended))
+    exit_codes_file(progress, arguments.machine_rank or 0).write_text(
+        json.dumps(ended), encoding="utf-8"
+    )
     return 1
 
 

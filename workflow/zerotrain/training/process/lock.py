@@ -121,7 +121,7 @@ def take(
     try:
         with writing(folder):
             draft.unlink(missing_ok=True)
-            draft.write_text(json.dumps(asdict(me)))
+            draft.write_text(json.dumps(asdict(me)), encoding="utf-8")
         with _turn(folder):
             while True:
                 _clear_if_dead(folder, draft.with_suffix(".dead"), check or check_not_locked)
@@ -203,7 +203,7 @@ def read_owner(folder: Path) -> LockOwner | None:
 
 def _read(lock: Path) -> LockOwner | None:
     try:
-        return LockOwner.read(json.loads(lock.read_text()))
+        return LockOwner.read(json.loads(lock.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, AttributeError):

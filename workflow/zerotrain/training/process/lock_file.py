@@ -63,8 +63,8 @@ def give_name(draft: Path, place: Path) -> None:
 
 
 def _copy_new(draft: Path, place: Path) -> None:
-    with place.open("x") as stream:
-        stream.write(draft.read_text())
+    with place.open("x", encoding="utf-8") as stream:
+        stream.write(draft.read_text(encoding="utf-8"))
         stream.flush()
         os.fsync(stream.fileno())
         try:

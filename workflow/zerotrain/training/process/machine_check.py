@@ -108,7 +108,9 @@ def check_locked_memory(phase: ResolvedPhase, machine: Machine, launch: Path) ->
         PipelineError: the buffers of NVMe offload exceed `ulimit -l`.
     """
     lockable = machine.host.lockable
-    section = json.loads((launch / "deepspeed.json").read_text())["zero_optimization"]
+    section = json.loads((launch / "deepspeed.json").read_text(encoding="utf-8"))[
+        "zero_optimization"
+    ]
     buffers = _buffer_bytes(phase, section)
     if lockable is not None and buffers > lockable:
         raise PipelineError(
@@ -134,7 +136,9 @@ def main_process_port(phase: ResolvedPhase, launch: Path) -> int:
 
 def configured_port(launch: Path) -> int | None:
     """Return the port in accelerate.yaml, if any."""
-    named = yaml.safe_load((launch / "accelerate.yaml").read_text()).get("main_process_port")
+    named = yaml.safe_load((launch / "accelerate.yaml").read_text(encoding="utf-8")).get(
+        "main_process_port"
+    )
     return int(named) if named else None
 
 

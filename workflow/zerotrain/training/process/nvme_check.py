@@ -149,7 +149,7 @@ def run_trial(
             child.wait()
     left = folder / TRIAL
     if code == 0 and left.is_file():
-        trial: Trial = json.loads(left.read_text())
+        trial: Trial = json.loads(left.read_text(encoding="utf-8"))
         shutil.rmtree(folder)
         return trial
     kept = compiled_ops.ops_folder() / "nvme-check.log"
@@ -173,7 +173,7 @@ def _equal(value: float, expected: float) -> bool:
 def _key(phase: ResolvedPhase, launch: Path, swap: Path) -> dict[str, Any]:
     """Return what the outcome depends on, next to what the ops folder's name contains."""
     machine = detect()
-    zero = json.loads((launch / "deepspeed.json").read_text())["zero_optimization"]
+    zero = json.loads((launch / "deepspeed.json").read_text(encoding="utf-8"))["zero_optimization"]
     sections = {k: v for k, v in zero.items() if k.startswith("offload")}
     return {
         "host": socket.gethostname(),
@@ -188,6 +188,10 @@ def _key(phase: ResolvedPhase, launch: Path, swap: Path) -> dict[str, Any]:
 
 
 def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [
+        line.strip()
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
     errors = [line for line in lines if "Error" in line]
     return (errors or lines or ["it printed nothing"])[-1][:300]

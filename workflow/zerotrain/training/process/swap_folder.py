@@ -58,7 +58,7 @@ def swap_folder(phase: ResolvedPhase, needed_bytes: int) -> Iterator[tuple[Path,
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{phase.run}-{phase.phase}-", dir=path))
     try:
         draft = folder / f".{OWNER}.new"
-        draft.write_text(json.dumps(asdict(this_process())) + "\n")
+        draft.write_text(json.dumps(asdict(this_process())) + "\n", encoding="utf-8")
         with hold(draft):
             draft.replace(folder / OWNER)
             yield folder, messages
@@ -100,7 +100,7 @@ def clear_dead(path: Path) -> list[str]:
         if folder.is_symlink() or not folder.is_dir():
             continue
         try:
-            owner = LockOwner.read(json.loads((folder / OWNER).read_text()))
+            owner = LockOwner.read(json.loads((folder / OWNER).read_text(encoding="utf-8")))
             dead = not _is_alive(owner, folder / OWNER)
         except FileNotFoundError:
             if not folder.exists():  # its own training, or another start, has just removed it

@@ -187,7 +187,7 @@ class Heartbeat:
             time.time(),
         )
         draft = self._path.with_suffix(".new")
-        draft.write_text(json.dumps(asdict(status)))
+        draft.write_text(json.dumps(asdict(status)), encoding="utf-8")
         if not self._closed.is_set():
             draft.replace(self._path)
 

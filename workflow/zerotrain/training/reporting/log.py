@@ -73,11 +73,11 @@ class Log:
             "peak_device_bytes": 0,
         }
         if records and same_phase and (records / RESOURCES).is_file():
-            self._used = json.loads((records / RESOURCES).read_text())
+            self._used = json.loads((records / RESOURCES).read_text(encoding="utf-8"))
         self._seconds_before = self._used["train_seconds"]
         self._means = Means(samples, phase.derived.epoch_size)
         if records and (records / PENDING).is_file():
-            pending = json.loads((records / PENDING).read_text())
+            pending = json.loads((records / PENDING).read_text(encoding="utf-8"))
             self._means.load(pending, same_phase=same_phase)
         self._display = Display(phase.phase, step, phase.derived.until_step)
         self._trackers = open_trackers(phase, progress, step, self.say)
@@ -203,8 +203,8 @@ class Log:
             },
             **(memory_metrics(self._uses, "train") if self._uses else {}),
         }
-        (folder / RESOURCES).write_text(json.dumps(resources) + "\n")
-        (folder / PENDING).write_text(json.dumps(self._means.state()) + "\n")
+        (folder / RESOURCES).write_text(json.dumps(resources) + "\n", encoding="utf-8")
+        (folder / PENDING).write_text(json.dumps(self._means.state()) + "\n", encoding="utf-8")
 
     def close(self) -> None:
         """Log the resources used; close the progress bar, the files and the trackers."""

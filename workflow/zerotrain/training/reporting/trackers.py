@@ -237,7 +237,7 @@ class Remote:
 def _lines(log: Path, phase: str, first: int) -> list[dict[str, Any]]:
     """Read a phase's lines of a log, starting at a step."""
     with contextlib.suppress(FileNotFoundError):
-        lines = map(json.loads, log.read_text().splitlines())
+        lines = map(json.loads, log.read_text(encoding="utf-8").splitlines())
         return [line for line in lines if line["phase"] == phase and line["step"] >= first]
     return []
 
@@ -245,7 +245,7 @@ def _lines(log: Path, phase: str, first: int) -> list[dict[str, Any]]:
 def _read(kept: Path) -> dict[str, Any]:
     """Return the stored values; an empty mapping if they cannot be read."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        document = json.loads(kept.read_text())
+        document = json.loads(kept.read_text(encoding="utf-8"))
         known = document if isinstance(document, dict) else {}
         if all(isinstance(known.get(key, kind()), kind) for key, kind in KEPT.items()):
             return known
@@ -254,7 +254,7 @@ def _read(kept: Path) -> dict[str, Any]:
 
 def _write(kept: Path, state: Mapping[str, Any]) -> None:
     new = kept.with_suffix(".new")
-    new.write_text(json.dumps(state) + "\n")
+    new.write_text(json.dumps(state) + "\n", encoding="utf-8")
     new.replace(kept)
 
 

@@ -95,7 +95,11 @@ class ValidationHistory:
 def read_history(checkpoint: Path) -> ValidationHistory | None:
     """Return the history in a checkpoint's records, if it has one."""
     path = checkpoint / RECORDS / HISTORY
-    return ValidationHistory(**json.loads(path.read_text())) if path.is_file() else None
+    return (
+        ValidationHistory(**json.loads(path.read_text(encoding="utf-8")))
+        if path.is_file()
+        else None
+    )
 
 
 def note_best(progress: Path, checkpoint: Path, settings: Mapping[str, Any]) -> None:
@@ -132,7 +136,7 @@ def finished_step(progress: Path, settings: Mapping[str, Any] | None, until: int
 def _read(path: Path) -> dict[str, Any] | None:
     """Read a file that names a step; None if it is missing or damaged, as by a power cut."""
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     step = document.get("step") if isinstance(document, dict) else None
