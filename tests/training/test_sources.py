@@ -12,7 +12,7 @@ from tests.builders.phases import PRESETS, make_tiny_phase
 from tests.training.conftest import Training, write_cache
 from tests.training.matrix import deviation
 
-from zerotrain.cache import read_cache
+from zerotrain.cache.reader import read_cache
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.stages.render_launch import LaunchSettings, render_launch
 from zerotrain.training.batches import Batches
