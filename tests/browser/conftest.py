@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from PIL import Image
 from tests.browser.builder_server import Builder, serve
 from tests.browser.checks import CAPTIONS
 from tests.builders.images import write_pictures
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 SCREENSHOTS = ROOT / "results" / "browser"
+IN_DOCS = {
+    "from_nothing_to_an_offloading_phase_of_sdxl-chosen": ("builder.png", 1060),
+    "training-running": ("builder-run.png", 900),
+    "training-switch": ("builder-switch.png", 500),
+}
+"""Screenshots that docs/builder.md shows, with their files in docs/images and heights in pixels;
+--fix renews them."""
 LOCAL = ("file:", "data:", "blob:", "http://127.0.0.1:")
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -65,10 +73,23 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     return report
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say where the screenshots are, whether or not a test failed."""
+    if config.getoption("--fix"):
+        renew_pictures()
     if pictures := [*SCREENSHOTS.glob("*.png")]:
         terminalreporter.write_line(f"{len(pictures)} screenshots: {SCREENSHOTS}")
+
+
+def renew_pictures() -> None:
+    """Write the pictures of docs/builder.md, of the screenshots that were taken."""
+    for name, (file, height) in IN_DOCS.items():
+        if (source := SCREENSHOTS / f"{name}.png").is_file():
+            with Image.open(source) as whole:
+                top = whole.convert("RGB").crop((0, 0, whole.width, min(height, whole.height)))
+            top.quantize(256, Image.Quantize.MAXCOVERAGE).save(
+                ROOT / "docs" / "images" / file, optimize=True
+            )
 
 
 @pytest.fixture(scope="session")

@@ -211,6 +211,9 @@ def test_a_model_that_is_being_traced_is_asked_for_again(
     monkeypatch.setattr(Traces, "find", lambda *_, **__: pending)
     text = client.get("/build", params={"from": FULL, **CARD}).text
     assert 'hx-trigger="load delay' in text
+    # A name that is typed meanwhile stays: neither the form that writes nor the whole is replaced.
+    assert 'hx-select="#forecast" hx-target="#forecast"' in text
+    assert text.index('id="forecast"') < text.index('hx-select-oob="#files"') < text.index('id="files"')
     failed = Tracing("sdxl", "base: no such model")
     monkeypatch.setattr(Traces, "find", lambda *_, **__: failed)
     text = client.get("/build", params={"from": FULL, **CARD}).text
