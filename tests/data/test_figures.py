@@ -71,7 +71,10 @@ def test_each_size_says_what_its_crops_lose() -> None:
         sample("tiny.png", 100, 100), sample("equal.png", 512, 512),
     ]  # fmt: skip
     buckets = BucketConfig(max_aspect=4)
-    crops = rows(image_sections(samples, [], resolution=512, buckets=buckets), "Crops")
+    sections = image_sections(samples, [], resolution=512, buckets=buckets)
+    crops = rows(sections, "Crops")
+    counts = next(section.counts for section in sections if section.title == "Crops")
+    assert counts == [("512x512", 4), ("1024x256", 2)]
     assert crops[:2] == [
         ("512x512", "4 images (67%), loses 0.0% of their area, 1 enlarged"),
         # 4000x500 keeps 2000x500: 1 of 2 megapixels, next to 1 megapixel that is kept whole

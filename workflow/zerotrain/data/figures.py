@@ -21,6 +21,7 @@ from zerotrain.data.caption_summary import (
 from zerotrain.data.conversation import PROMPT, Conversation
 from zerotrain.data.duplicates import BITS, DISTANCE, equal_groups, near_groups
 from zerotrain.data.image_summary import (
+    BucketUse,
     bucket_uses,
     count_aspects,
     summarise_images,
@@ -49,6 +50,8 @@ class Section:
 
     title: str
     rows: Sequence[Row]
+    counts: Sequence[tuple[str, int]] = ()
+    """Samples of each kind, where the section is about kinds that a bar chart can compare."""
 
 
 def image_sections(
@@ -75,10 +78,13 @@ def image_sections(
     sections = [_counts(samples, bad)]
     if samples:
         captions = [sample.caption for sample in samples]
+        aspects = count_aspects(samples)
+        uses = bucket_uses(samples, choose_source_views(samples, resolution, buckets, own or {}))
+        sizes = [(f"{use.size[0]}x{use.size[1]}", use.images) for use in uses[:MOST_BUCKETS]]
         sections += [
             Section("Sizes", [*_sizes(samples)]),
-            Section("Aspect ratios (width by height)", [*_histogram(count_aspects(samples))]),
-            Section("Crops", [*_crops(samples, resolution, buckets, own or {})]),
+            Section("Aspect ratios (width by height)", [*_histogram(aspects)], aspects),
+            Section("Crops", [*_crops(samples, uses, resolution, buckets, own or {})], sizes),
             Section("Captions", [*_captions(captions), *tokens, *_frequent(captions)]),
             Section("Duplicates", [*_image_duplicates(samples, hashes)]),
         ]
@@ -142,11 +148,11 @@ def _sizes(samples: Sequence[Sample]) -> Iterator[Row]:
 
 def _crops(
     samples: Sequence[Sample],
+    uses: Sequence[BucketUse],
     resolution: int,
     buckets: BucketConfig | None,
     own: Mapping[str, int],
 ) -> Iterator[Row]:
-    uses = bucket_uses(samples, choose_source_views(samples, resolution, buckets, own))
     for use in uses[:MOST_BUCKETS]:
         enlarged = f", {use.enlarged:,} enlarged" if use.enlarged else ""
         yield (

@@ -11,6 +11,7 @@ from PIL import Image
 
 from zerotrain.artifact.layout import PhaseFolder
 from zerotrain.evaluation.report.facts import RunFacts
+from zerotrain.evaluation.report.figures import draw_bars
 from zerotrain.evaluation.report.lineage import Node, lineage_table
 from zerotrain.evaluation.report.parts import Chapter, Missing, Panel, Picture, Table
 from zerotrain.launch.resolved import FILES, ResolvedPhase
@@ -96,7 +97,16 @@ def _data(sources: Sources, missing: Missing, *, is_text: bool) -> Iterator[Pane
     elif not is_text:
         missing.note("The images that were trained on are not here, so there is no contact sheet.")
     for section in sources.data:
-        yield Panel(section.title, table=Table(section.rows))
+        yield Panel(section.title, picture=_bars(section), table=Table(section.rows))
+
+
+def _bars(section: Section) -> Picture | None:
+    """Draw the kinds of samples of a section; None if there are fewer than two."""
+    found = [(name, count) for name, count in section.counts if count]
+    if len(found) < 2:
+        return None
+    names, counts = zip(*found, strict=True)
+    return draw_bars(f"{section.title}: number of images", "images", names, {"": counts})
 
 
 def _webp(sheet: bytes) -> bytes:
