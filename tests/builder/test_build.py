@@ -213,8 +213,8 @@ def test_a_model_that_is_being_traced_is_asked_for_again(
     assert 'hx-trigger="load delay' in text
     # A name that is typed meanwhile stays: neither the form that writes nor the whole is replaced.
     assert 'hx-select="#forecast" hx-target="#forecast"' in text
-    places = [text.index(part) for part in ('id="forecast"', 'hx-select-oob="#files"', 'id="files"')]
-    assert places == sorted(places)
+    parts = ('id="forecast"', 'hx-select-oob="#files"', 'id="files"')
+    assert [*map(text.index, parts)] == sorted(map(text.index, parts))
     failed = Tracing("sdxl", "base: no such model")
     monkeypatch.setattr(Traces, "find", lambda *_, **__: failed)
     text = client.get("/build", params={"from": FULL, **CARD}).text
