@@ -35,6 +35,7 @@ COUNTS = st.one_of(st.sampled_from([1, 2, 4]), st.sampled_from([-1, 0, 3, "4", "
 OF_KIND = {
     "boolean": st.booleans(), "integer": st.integers(2, 10**9), "number": st.floats(0.5, 4.0),
     "string": st.sampled_from(["info", "fp32"]), "block": st.just({"enabled": False}),
+    "list": st.just(["all_reduce"]),
 }  # fmt: skip
 
 

@@ -111,7 +111,7 @@ def _bars(section: Section) -> Picture | None:
 
 def _webp(sheet: bytes) -> bytes:
     written = BytesIO()
-    with Image.open(BytesIO(sheet)) as image:
+    with Image.open(BytesIO(sheet), formats=["PNG"]) as image:
         image.convert("RGB").save(written, format="WEBP", quality=QUALITY)
     return min(written.getvalue(), sheet, key=len)
 

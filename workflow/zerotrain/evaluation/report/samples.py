@@ -246,7 +246,7 @@ def _compressed(row: SampleRow) -> SampleRow:
 
 def _webp(version: Version) -> Version:
     written = BytesIO()
-    with Image.open(BytesIO(version.picture.light)) as image:
+    with Image.open(BytesIO(version.picture.light), formats=["PNG"]) as image:
         image.convert("RGB").save(written, format="WEBP", quality=QUALITY)
     return replace(version, picture=replace(version.picture, light=written.getvalue()))
 
