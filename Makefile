@@ -59,7 +59,7 @@ fuzz: setup ## Damage 10,000 files of each kind that people exchange (FUZZ_COUNT
 	@FUZZ_COUNT=$${FUZZ_COUNT:-10000} FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)} \
 	  $(PYTEST) -m slow --dist load -rP tests/hostile/test_fuzz.py $(ARGS)
 
-bench: setup ## Measure on an idle machine what benchmarks/README.md lists, 20 minutes (ARGS='--only step')
+bench: setup ## Measure on an idle machine what benchmarks/bench.toml lists (ARGS='--only step')
 	@python benchmarks/bench.py $(ARGS)
 
 switch-table: setup ## Measure every switch and write the tables of docs/switching.md

@@ -1,6 +1,6 @@
 """All benchmarks of a CPU, one after the other, with the target of each figure in one table.
 
-    make bench                                        # 20 minutes on two cores
+    make bench                                        # on an idle machine
     python benchmarks/bench.py --only step save       # some of them
     python benchmarks/bench.py --readme               # and write the table into README.md
 
