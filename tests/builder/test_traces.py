@@ -12,9 +12,12 @@ from starlette.testclient import TestClient
 
 from zerotrain.builder.draft import read_draft
 from zerotrain.builder.traces import Traces, Tracing
+from zerotrain.launch.planner.architecture import Architecture
+from zerotrain.launch.planner.traced import ModelShapes, TracedModel
 from zerotrain.launch.planner.tracing import Tracer
 
 FULL = "config/sdxl-full-24gb.yaml"
+TRACED = TracedModel(ModelShapes(Architecture("sdxl", FULL, {}), {}, (), 0), {})
 
 
 @pytest.fixture
@@ -92,6 +95,38 @@ def test_a_plan_that_fails_is_not_repeated(traces: Traces, planner) -> None:
     assert find(traces, train__global_batch_size="4").error == ""
 
 
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("kill -9 $$", "the plan was ended by signal 9 (SIGKILL)"),
+        ("echo 'planning sdxl' >&2", "the model was traced, but its trace is not in "),
+        ("echo 'no module' >&2; exit 3", "the plan failed with exit code 3: no module"),
+    ],
+)
+def test_a_plan_without_a_trace_says_how_it_ended(
+    traces: Traces, planner, script: str, sentence: str
+) -> None:
+    """Killed, without a store that can be written, or without a sentence of its own."""
+    planner(script)
+    find(traces)
+    wait_for(lambda: traces._process is not None and traces._process.poll() is not None)
+    assert find(traces).error.startswith(sentence)
+
+
+def test_a_trace_written_since_the_store_was_read_is_found(
+    traces: Traces, planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan writes it and ends between the look into the store and the look at the process."""
+    planner("exit 0")
+    find(traces)
+    wait_for(lambda: traces._process is not None and traces._process.poll() is not None)
+    draft = read_draft({"from": FULL})
+    assert draft.run is not None
+    seen = iter([None, TRACED])
+    monkeypatch.setattr(Tracer, "known", lambda _: next(seen))
+    assert traces.find(draft, draft.run, draft.run.phases[0], cpu=False) is TRACED
+
+
 def test_what_was_shown_before_is_not_traced(client: TestClient, traces: Traces, planner) -> None:
     """Only to mark what a change made: it would end the plan that the page waits for."""
     calls = planner("exec sleep 60")
@@ -115,7 +150,7 @@ def test_a_small_model_is_traced_for_the_page(
 
     def shown() -> bool:
         text = client.post("/build", data=form).text
-        assert "the plan failed" not in text
+        assert 'class="problem"' not in text
         return 'class="preset' in text
 
     wait_for(shown)

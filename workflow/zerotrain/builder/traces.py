@@ -8,6 +8,7 @@ another trace.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from zerotrain.builder.draft import Draft
 from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
+from zerotrain.launch.planner import trace_store
 from zerotrain.launch.planner.forecasts import find_base
 from zerotrain.launch.planner.prediction import Prediction
 from zerotrain.launch.planner.traced import TracedModel
@@ -71,34 +73,41 @@ class Traces:
         key = f"{cpu} {trace_inputs(run, phase)}"
         if (found := self._known.get(key)) is not None:
             return found
-        if (found := Tracer(run, phase, find_base(run.run), cpu=cpu).known()) is not None:
-            if len(self._known) >= MOST:
-                self._known.pop(next(iter(self._known)))
-            self._known[key] = found
-            return found
+        tracer = Tracer(run, phase, find_base(run.run), cpu=cpu)
+        if (found := tracer.known()) is not None:
+            return self._keep(key, found)
         unit = "tokens" if run.is_text else "px"
         size = run.cache_size(phase)
         what = f"{run.family}, micro batch {micro_batch(phase)} at {size} {unit}"
         if not begin:
             return Tracing(what)
         with self._lock:
-            return self._make(key, what, draft, phase, cpu)
+            if self._making == key and self._process is not None:
+                if (code := self._process.poll()) is None:
+                    return Tracing(what)
+                _, errors = self._process.communicate()
+                self._end()
+                # It may have written its trace and ended since the store was read.
+                if (found := tracer.known()) is not None:
+                    return self._keep(key, found)
+                self._failed[key] = _error_of(code, errors)
+            if key not in self._failed:
+                self._start(key, draft, phase, cpu)
+            return Tracing(what, self._failed.get(key, ""))
 
     def close(self) -> None:
         """End the process that makes a trace."""
         with self._lock:
             self._end()
 
-    def _make(self, key: str, what: str, draft: Draft, phase: Phase, cpu: bool) -> Tracing:
-        if key in self._failed:
-            return Tracing(what, self._failed[key])
-        if self._making == key and self._process is not None:
-            if self._process.poll() is None:
-                return Tracing(what)
-            _, errors = self._process.communicate()
-            self._end()
-            self._failed[key] = _error_of(errors)
-            return Tracing(what, self._failed[key])
+    def _keep(self, key: str, found: TracedModel) -> TracedModel:
+        if len(self._known) >= MOST:
+            self._known.pop(next(iter(self._known)), None)
+        self._known[key] = found
+        return found
+
+    def _start(self, key: str, draft: Draft, phase: Phase, cpu: bool) -> None:
+        """Start the process that makes a trace."""
         self._end()
         with tempfile.NamedTemporaryFile(
             "w", prefix="zerotrain-plan-", suffix=".yaml", delete=False, encoding="utf-8"
@@ -112,7 +121,6 @@ class Traces:
             text=True, errors="replace",
         )  # fmt: skip
         self._file, self._making = Path(file.name), key
-        return Tracing(what)
 
     def _end(self) -> None:
         """End the process, if it has not ended, and remove its file."""
@@ -136,8 +144,17 @@ def trace_inputs(run: RunConfig, phase: Phase) -> str:
     return json.dumps(values, default=str)
 
 
-def _error_of(text: str) -> str:
+def _error_of(code: int, text: str) -> str:
     """Return the sentence of a plan that ended without a trace."""
+    if code < 0:
+        return f"the plan was ended by signal {-code} ({signal.Signals(-code).name})"
     sentences = [line for line in text.splitlines() if line.startswith("ERROR: ")]
+    if sentences:
+        return sentences[-1].removeprefix("ERROR: ")
+    if code == 0:
+        return (
+            f"the model was traced, but its trace is not in {trace_store.folder()}: "
+            "set XDG_CACHE_HOME to a folder that can be written"
+        )
     last = next(reversed(text.splitlines()), "it ended without a message")
-    return sentences[-1].removeprefix("ERROR: ") if sentences else f"the plan failed: {last}"
+    return f"the plan failed with exit code {code}: {last}"
