@@ -13,9 +13,11 @@ compares two such files.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -111,23 +113,28 @@ def describe_machine() -> dict[str, Any]:
 def measure(benchmark: Benchmark) -> dict[str, Any]:
     """Run a benchmark; what it printed last, with its seconds and the load before it.
 
-    A benchmark that fails or takes too long gives `error`.
+    A benchmark that fails or takes too long gives `error`. It has a session of its own: processes
+    of a training end their whole group once their parent is gone.
     """
     load, began = os.getloadavg()[0], time.monotonic()
     script, *words = benchmark.command
     facts: dict[str, Any] = {"load_before": round(load, 2)}
-    try:
-        done = subprocess.run(
-            [sys.executable, str(HERE / script), *words],
-            cwd=HERE.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            timeout=benchmark.seconds,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return {**facts, "error": f"took longer than {benchmark.seconds:g} s"}
+    with subprocess.Popen(
+        [sys.executable, str(HERE / script), *words],
+        cwd=HERE.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=benchmark.seconds)
+        except subprocess.TimeoutExpired:
+            return {**facts, "error": f"took longer than {benchmark.seconds:g} s"}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     facts["seconds"] = round(time.monotonic() - began, 1)
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        return {**facts, "error": "\n".join(lines[-8:]) or f"exit code {done.returncode}"}
+    lines = output.strip().splitlines()
+    if process.returncode or not lines:
+        return {**facts, "error": "\n".join(lines[-8:]) or f"exit code {process.returncode}"}
     return {**facts, **json.loads(lines[-1])}
 
 

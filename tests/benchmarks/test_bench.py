@@ -54,9 +54,12 @@ def test_a_script_that_fails_is_an_error_with_its_last_lines(load, tmp_path: Pat
     assert bench.measure(bench.Benchmark("one", (str(script),), 60, ()))["error"].endswith(
         "it broke"
     )
-    script.write_text("import time; time.sleep(60)")
-    hung = bench.measure(bench.Benchmark("one", (str(script),), 0.2, ()))
-    assert hung["error"] == "took longer than 0.2 s"
+    # Processes of a training end their whole group once their parent is gone.
+    orphan = "import os, time; time.sleep(1); os.killpg(0, 9)"
+    start = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {orphan!r}])"
+    script.write_text(f"{start}; time.sleep(60)")
+    hung = bench.measure(bench.Benchmark("one", (str(script),), 0.5, ()))
+    assert hung["error"] == "took longer than 0.5 s"
     script.write_text("print('{\"a\": 1}')")
     assert bench.measure(bench.Benchmark("one", (str(script),), 60, ()))["a"] == 1
 
