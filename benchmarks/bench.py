@@ -131,11 +131,11 @@ def measure(benchmark: Benchmark) -> dict[str, Any]:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    facts["seconds"] = round(time.monotonic() - began, 1)
+    facts["took_seconds"] = round(time.monotonic() - began, 1)
     lines = output.strip().splitlines()
     if process.returncode or not lines:
         return {**facts, "error": "\n".join(lines[-8:]) or f"exit code {process.returncode}"}
-    return {**facts, **json.loads(lines[-1])}
+    return {**json.loads(lines[-1]), **facts}
 
 
 def rows(
@@ -163,7 +163,7 @@ def print_table(benchmarks: list[Benchmark], results: Mapping[str, Mapping[str, 
     colours = {"not met": "red", "not measured": "yellow"}
     for row in rows(benchmarks, results):
         table.add_row(*row, style=colours.get(row[-1]))
-    Console(soft_wrap=True).print(table)
+    Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def write_readme(
@@ -206,7 +206,7 @@ def main() -> None:
     for benchmark in chosen:
         print(f"{benchmark.name}: {' '.join(benchmark.command)}", flush=True)
         found = record["results"][benchmark.name] = measure(benchmark)
-        print(f"  {found.get('error') or str(found['seconds']) + ' s'}", flush=True)
+        print(f"  {found.get('error') or str(found['took_seconds']) + ' s'}", flush=True)
         out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print_table(chosen, record["results"])
     print(f"figures  {out}")
