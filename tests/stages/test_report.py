@@ -259,7 +259,7 @@ def test_curves_are_pictures_for_light_and_dark_with_their_numbers(settings, tmp
         "plain → offload 4 nothing that is recorded 2.5 ± 0.082 1.5 ± 0.082",
         "The lowest validation loss is 1.25, at step 8.",
         "phase step loss val_loss grad_norm learning_rate plain 1 2.5 0.5 0.001",
-        "host, first process: at most 1.00 GiB, at step 1.",
+        "The first process has at most 1.00 GiB, at step 1.",
         "plain: 11 samples per second in the middle line of the log, 9 to 12 over all lines.",
         "forward 1.0 s (25%) backward 3.0 s (75%) in all 4.0 s",
     ):

@@ -16,7 +16,8 @@ WHOLE_BYTES = 4 * 2**20
 TAIL_BYTES = 2**18
 """End of a longer log that is read as a whole; of the lines before it only some are read."""
 SAMPLED_LINES = 400
-LONGEST_LINE = 2**12
+LONGEST_LINE = 2**14
+"""Bytes of a line of about 600 processes, which has the memory of each."""
 MOST_POINTS = 2000
 """An even number."""
 PACE_LINES = 20
