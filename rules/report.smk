@@ -11,6 +11,8 @@ localrules:
 rule report:
     """Putting grids, curves and metrics of all phases on one page."""
     input:
+        # Checkpoints, states, weights, caches and the dataset are read, too. `evaluate` and the rules
+        # before it are made from them, so a change of any makes the evaluation again.
         evaluation=INPUTS.of_phases("evaluation/manifest.json"),
         metrics=INPUTS.of_phases("metrics.json"),
         launch=INPUTS.of_phases("launch/manifest.json"),

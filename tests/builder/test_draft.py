@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from zerotrain.builder.draft import Change, read_draft
+from zerotrain.builder.forecast import find_machine
 from zerotrain.config.families import FAMILIES
 from zerotrain.config.read import load_config
 from zerotrain.errors import PipelineError
 from zerotrain.importers import enable_launch_files
+from zerotrain.launch.planner.planner import this_machine
 
 RECIPES = sorted(str(path) for path in Path("config").glob("*.yaml"))
 FULL = "config/sdxl-full-24gb.yaml"
@@ -51,6 +53,14 @@ def test_nothing_to_start_from_is_a_valid_configuration_of_each_family(family: s
         ("lora.rank", "16", ("lora", "rank"), 16),
         ("data.images", "/my/images", ("data", "images"), "/my/images"),
         (
+            "train.optimizer_args", "momentum: 0.9, betas: [0.9, 0.95]",
+            ("train", "optimizer_args"), {"momentum": 0.9, "betas": [0.9, 0.95]},
+        ),
+        (
+            "train.lr_scheduler_args", "{power: 2}",
+            ("train", "lr_scheduler_args"), {"power": 2},
+        ),
+        (
             "launch.deepspeed.zero_optimization.reduce_bucket_size", "1e6",
             ("launch", "deepspeed", "zero_optimization", "reduce_bucket_size"), 1000000,
         ),
@@ -66,6 +76,34 @@ def test_a_change_goes_where_the_file_has_the_key(name, text, place, value) -> N
     assert {key: draft.raw[key] for key in ("run", "cache", "export")} == {
         key: before[key] for key in ("run", "cache", "export")
     }
+
+
+@pytest.mark.parametrize("text", ["momentum", "momentum: [0.9", "a: &a [1], b: *a", "[1]"])
+def test_arguments_that_are_no_values_are_refused(text: str) -> None:
+    """They stay what was typed."""
+    draft = read_draft({"from": FULL, "train.optimizer_args": text})
+    assert draft.run is None
+    assert draft.values()["train.optimizer_args"] == text
+    [problem] = draft.problems
+    assert "optimizer_args" in problem.what
+
+
+def test_auto_is_written_for_the_machine_that_is_planned_for() -> None:
+    """So its launch files are rendered for it by hand, too; a preset takes no such keys."""
+    card = {"machine.gpu": "RTX 4090", "machine.host_memory": "64 GiB"}
+    draft = read_draft(card)
+    assert draft.raw["launch"] == {"mixed_precision": "bf16"}
+    assert draft.raw["phases"][0]["launch"] == {
+        "preset": "auto", "device_memory": "24564 MiB", "host_memory": "64 GiB",
+    }  # fmt: skip
+    assert draft.run is not None
+    phase = draft.run.phases[0]
+    shown, by_hand = find_machine(draft.machine, phase), this_machine(phase)
+    assert shown.device_memory == by_hand.device_memory == 24564 * 2**20
+    assert shown.host_memory == by_hand.host_memory == 64 * 2**30
+    preset = read_draft({**card, "launch.preset": "zero2"})
+    assert preset.raw["phases"][0]["launch"] == "zero2"
+    assert read_draft({"machine.gpu": "RTX 4900"}).raw == read_draft({}).raw
 
 
 def test_one_of_several_phases_is_changed_alone() -> None:

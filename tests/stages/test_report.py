@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tests.builders.reported import RUN, launched
 from tests.builders.states import HISTORY, RAN_ON, make_position
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
-from zerotrain.config.run import RunConfig
-from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.data.contact_sheet import GAP, cell_size
 from zerotrain.data.dataset import IMAGES, Sample
 from zerotrain.data.dataset_folder import publish_dataset
@@ -26,15 +25,10 @@ from zerotrain.errors import PipelineError
 from zerotrain.evaluation.report import samples
 from zerotrain.evaluation.results import Answer, write_answers
 from zerotrain.export.formats.loading_code import loading_code
-from zerotrain.launch.files import write_launch_files
-from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import resolve_phase
-from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.stages.report import ReportSettings, report, use_command
 from zerotrain.state.checkpoint import write_position
 from zerotrain.training.reporting.grid import draw_grid
 
-TORCH = Path(__file__).parents[2] / "config" / "launch" / "torch.yaml"
 PROMPTS, COLOURS = ["a red house", "a <blue> house"], ["red", "blue"]
 
 
@@ -85,14 +79,7 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def settings() -> ReportSettings:
-    raw = {
-        "run": "digits",
-        "base": "nano",
-        "data": {"source": "digits"},
-        "train": {"resolution": 32},
-        "phases": [{"name": "plain", "until": 3}, {"name": "offload", "until": 7}],
-    }
-    return ReportSettings.of(parse_config(raw, "test.yaml"))
+    return ReportSettings.of(parse_config(RUN, "test.yaml"))
 
 
 def show(settings: ReportSettings, phases: list[Path], folder: Path) -> Page:
@@ -259,7 +246,7 @@ def test_curves_are_pictures_for_light_and_dark_with_their_numbers(settings, tmp
         "plain → offload 4 nothing that is recorded 2.5 ± 0.082 1.5 ± 0.082",
         "The lowest validation loss is 1.25, at step 8.",
         "phase step loss val_loss grad_norm learning_rate plain 1 2.5 0.5 0.001",
-        "host, first process: at most 1.00 GiB, at step 1.",
+        "The first process has at most 1.00 GiB, at step 1.",
         "plain: 11 samples per second in the middle line of the log, 9 to 12 over all lines.",
         "forward 1.0 s (25%) backward 3.0 s (75%) in all 4.0 s",
     ):
@@ -269,14 +256,11 @@ def test_curves_are_pictures_for_light_and_dark_with_their_numbers(settings, tmp
 def test_images_before_the_first_step_are_the_base_models(tmp_path):
     """If the validation made them as the evaluation does; they come first in the row."""
     sampling = {"images_per_prompt": 2, "num_inference_steps": 5}
-    raw = {
-        "run": "digits",
-        "base": "nano",
+    raw = RUN | {
         "data": {"source": "digits", "holdout": 0.5},
-        "train": {"resolution": 32},
         "evaluate": sampling,
         "validation": {"prompts": PROMPTS[:1], **sampling},
-        "phases": [{"name": "plain", "until": 3}],
+        "phases": RUN["phases"][:1],
     }
     config = parse_config(raw, "test.yaml")
     only = phase(tmp_path / "plain", step=3)
@@ -301,16 +285,6 @@ def test_large_samples_are_compressed(settings, tmp_path, monkeypatch):
     assert [(one.format, one.size) for one in page.samples] == [("WEBP", (132, 64))] * 2
     assert "The images are compressed with loss" in page.text
     assert "data:image/webp;base64," in file.read_text()
-
-
-def launched(folder: Path, config: RunConfig) -> None:
-    """Publish the launch files of a phase."""
-    resolved = resolve_phase(
-        LaunchSettings.of(config, folder.name), read_preset(TORCH), epoch_size=906
-    )
-    with artifact.publish(folder / "launch", "launch") as draft:
-        write_run_yaml(resolved, draft.folder / "run.yaml")
-        write_launch_files(resolved, draft.folder, folder / "launch")
 
 
 def test_no_folder_of_the_user_is_on_the_page(settings, tmp_path, monkeypatch):

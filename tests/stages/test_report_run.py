@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.builders.phases import PRESETS
+from tests.builders.reported import RUN, launched
 from typer.testing import CliRunner
 
 from zerotrain import artifact, cli
 from zerotrain.config.read import read_config
-from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.report.costs import measure_disk
 from zerotrain.evaluation.report.facts import read_run
@@ -22,11 +23,7 @@ from zerotrain.evaluation.report.parts import Panel
 from zerotrain.launch.planner.architecture import Architecture
 from zerotrain.launch.planner.traced import Activations, ModelShapes, TracedModel
 from zerotrain.launch.planner.tracing import Tracer
-from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import resolve_phase
-from zerotrain.launch.run_yaml import write_run_yaml
 
-TORCH = Path(__file__).parents[2] / "config" / "launch" / "torch.yaml"
 MIB = 2**20
 LOG = [{"phase": "plain", "step": step, "loss": 1.0 / step} for step in (1, 2)]
 
@@ -35,15 +32,8 @@ LOG = [{"phase": "plain", "step": step, "loss": 1.0 / step} for step in (1, 2)]
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run in a project; nothing has started."""
     monkeypatch.chdir(tmp_path)
-    raw = {
-        "run": "digits",
-        "base": "nano",
-        "data": {"source": "digits"},
-        "train": {"resolution": 32},
-        "phases": [{"name": "plain", "until": 3}, {"name": "offload", "until": 7}],
-    }
     Path("config").mkdir()
-    Path("config/cats.yaml").write_text(yaml.safe_dump(raw), encoding="utf-8")
+    Path("config/cats.yaml").write_text(yaml.safe_dump(RUN), encoding="utf-8")
     return Path("results/digits")
 
 
@@ -136,17 +126,14 @@ def test_lineage_names_parents_by_hash_and_what_has_changed(results: Path):
 def measured(results: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An evaluated phase with its launch and its state."""
     plain = results / "plain"
-    config = read_config(Path("config/cats.yaml"))
-    resolved = resolve_phase(LaunchSettings.of(config, "plain"), read_preset(TORCH), epoch_size=906)
-    with artifact.publish(plain / "launch", "launch") as draft:
-        write_run_yaml(resolved, draft.folder / "run.yaml")
+    launched(plain, read_config(Path("config/cats.yaml")))
     with artifact.publish(plain / "evaluation", "evaluation") as draft:
         draft.content = {"prompts": []}
     (plain / "metrics.json").write_text(json.dumps({"train_host_total_peak_bytes": 600 * MIB}))
     (plain / "state").mkdir()
     (plain / "state" / "master-00000.safetensors").write_bytes(bytes(2 * 3 * 4 * 2**18))
     (Path("config") / "launch").mkdir()
-    for file in TORCH.parent.glob("*.yaml"):
+    for file in PRESETS.glob("*.yaml"):
         (Path("config/launch") / file.name).write_text(file.read_text())
     monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").resolve()))
     return plain

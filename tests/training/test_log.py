@@ -15,7 +15,11 @@ import torch
 from tests.builders.phases import make_tiny_phase
 
 from zerotrain.evaluation.curves import read_log
-from zerotrain.machine.memory_watch import MemoryUse
+from zerotrain.evaluation.history import RunHistory
+from zerotrain.evaluation.report.facts import RunFacts
+from zerotrain.evaluation.report.memory import memory_panels
+from zerotrain.evaluation.report.parts import Missing
+from zerotrain.machine.memory_watch import MemoryUse, memory_now
 from zerotrain.training.reporting.log import Log, Means
 
 MEMORY = [{"device": MemoryUse(0, 0, 0), "host": MemoryUse(10, 12, 20)}]
@@ -34,7 +38,7 @@ def steps(log: Log, first: int, last: int) -> None:
     for step in range(first, last + 1):
         for part in ("data", "forward", "backward", "optimizer"):
             log.lap(part)
-        log.step(step, 4 * step, 1 / step, 2.0, 1e-3)
+        log.step(step, 4 * step, 1 / step, 2.0, 1e-3, [memory_now()])
 
 
 def lines(progress: Path) -> list[dict[str, Any]]:
@@ -91,7 +95,7 @@ def test_a_loss_too_large_for_a_perplexity_is_no_number(tmp_path) -> None:
     """The file stays JSON."""
     log = opened(tmp_path)
     for step in range(1, 7):
-        log.step(step, 4 * step, 1e4, 1.0, 1e-3)
+        log.step(step, 4 * step, 1e4, 1.0, 1e-3, [memory_now()])
     assert lines(tmp_path)[-1]["train_perplexity"] is None
 
 
@@ -195,9 +199,20 @@ def test_the_end_says_where_the_time_went_and_what_memory_it_took(tmp_path, caps
 
 
 def test_memory_is_that_of_all_processes(training) -> None:
-    """Two processes: the host's numbers are their sum, which is more than either has alone."""
-    training.run("two", "torch", 2, num_processes=2)
-    text = (training.rolling("two", 2) / "records/resources.json").read_text()
+    """Two processes: the host's numbers are their sum, which is more than either has alone; a line
+    of the log has a number for each, also of a step that is logged as the last one."""
+    training.run("two", "torch", 3, num_processes=2, log_every=2, report_to=["tensorboard"])
+    lines = training.log("two")
+    assert [line["step"] for line in lines] == [2, 3]
+    for line in lines:
+        [first, second] = line["host_bytes_by_rank"]
+        assert first == line["host_bytes"] != second
+        assert second > 2**20
+        assert line["device_bytes_by_rank"] == [0, 0]
+    [panel] = memory_panels(RunFacts("r", [], [], RunHistory(lines, {})), Missing())
+    assert panel.table is not None
+    assert [row[0] for row in panel.table.rows] == ["rank 0", "rank 1"]
+    text = (training.rolling("two", 3) / "records/resources.json").read_text()
     used = json.loads(text)
     assert 1.2 * used["peak_host_bytes"] < used["train_host_total_peak_bytes"]
     assert used["train_host_begin_bytes"] <= used["train_host_total_peak_bytes"]

@@ -223,9 +223,10 @@ def test_tensorboard_has_each_line_of_the_log_once(training) -> None:
 
 
 def test_a_step_that_logs_more_than_its_loss_is_one_set_of_points() -> None:
-    """Lines of steps, epochs and validations give the names that the trackers know."""
+    """Lines of steps, epochs and validations give the names that the trackers know; no lists."""
     assert points_of({"phase": "a", "step": 2, "samples": 8, "epoch": 0.5, "loss": 1.0,
-                      "grad_norm": None, "learning_rate": 0.1, "seconds": 3.0}) == {
+                      "grad_norm": None, "learning_rate": 0.1, "seconds": 3.0,
+                      "host_bytes_by_rank": [1, 2]}) == {
         "train/loss": 1.0, "train/learning_rate": 0.1}  # fmt: skip
     assert points_of({"phase": "a", "step": 2, "epoch": 1, "train_epoch_loss": 2.0,
                       "train_perplexity": None}) == {"train/epoch_loss": 2.0}  # fmt: skip

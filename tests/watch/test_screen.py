@@ -63,7 +63,7 @@ def test_all_fits_a_small_terminal(state: RunState) -> None:
     assert lines[6].startswith("offload zero2_offload  step 500 of 700  ━")
     assert lines[7].startswith("0.1000 ")
     assert set("".join(lines[8:17])) & {chr(code) for code in range(0x2801, 0x2900)}
-    assert lines[18].split() == ["|plain", "10", "|offload", "310", "500"]
+    assert lines[18].split() == ["|plain", "10", "|offload", "300", "500"]
     assert lines[19] == "loss 0.0020, grad_norm 0.5000, lr 1.00e-03, epoch 5.00"
     assert lines[20].startswith("10.00 steps/s, 320 samples/s, 0:20 left, 0:50 trained, until ")
     assert lines[21:] == [

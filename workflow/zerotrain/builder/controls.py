@@ -9,6 +9,7 @@ from functools import cache
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel, WithJsonSchema
 
 from zerotrain.config import optimizers
@@ -23,7 +24,7 @@ from zerotrain.launch.keys import DEEPSPEED, ZERO
 from zerotrain.launch.planner.architecture import read_shipped
 from zerotrain.launch.planner.gpus import GPUS
 
-Kind = Literal["text", "number", "choice"]
+Kind = Literal["text", "number", "choice", "values"]
 YES_NO = ("false", "true")
 MODELS: dict[str, type[BaseModel]] = {
     "": RunConfig, "data": DataConfig, "lora": LoraConfig, "train": TrainConfig,
@@ -37,8 +38,12 @@ LONG = (
     "machine.gpu",
     "launch.offload_path",
     "train.lr_scheduler",
+    "train.lr_scheduler_args",
+    "train.optimizer_args",
 )
 DEEPSPEED_KEYS = "launch.deepspeed."
+MOST = 2000
+"""Characters of a text that is read as values."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Control:
 
     Attributes:
         name: Its name in the form: the key's place, such as train.learning_rate.
-        kind: What is shown.
+        kind: What is shown; `values` are several by their names, written as {momentum: 0.9}.
         about: The key's documentation.
         default: What holds where nothing is given, as text; empty if that varies.
         choices: Values to choose from; of a text, suggestions.
@@ -111,13 +116,13 @@ def groups(family: str) -> tuple[Group, ...]:
         Group("Batch", _of("train", "global_batch_size", "gradient_accumulation_steps",
                            "gradient_checkpointing", size)),
         Group("Optimizer", (
-            _optimizer(), *_of("train", "learning_rate", "adam_weight_decay", "adam_beta1",
-                               "adam_beta2", "max_grad_norm", "use_ema"),
+            _optimizer(), *_of("train", "optimizer_args", "learning_rate", "adam_weight_decay",
+                               "adam_beta1", "adam_beta2", "max_grad_norm", "use_ema"),
         )),
         Group("Schedule", (
             *_of("phase", "until"),
-            *_of("train", "lr_scheduler", "lr_warmup_steps", "lr_warmup_ratio",
-                 "lr_scheduler_steps"),
+            *_of("train", "lr_scheduler", "lr_scheduler_args", "lr_warmup_steps",
+                 "lr_warmup_ratio", "lr_scheduler_steps"),
         )),
         Group("DeepSpeed's buckets and buffers", _of_deepspeed(), folded=True),
     )  # fmt: skip
@@ -156,7 +161,9 @@ def _control(section: str, key: str) -> Control:
     default = "" if field.is_required() else written(field.default)
     choices: tuple[str, ...] = ()
     kind: Kind = "text"
-    if literal := [one for one in kinds if get_origin(one) is Literal]:
+    if get_origin(field.annotation) is dict:
+        kind = "values"
+    elif literal := [one for one in kinds if get_origin(one) is Literal]:
         kind, choices = "choice", tuple(str(value) for one in literal for value in get_args(one))
     elif names := _enumerated(field.metadata):
         kind, choices = "choice", names
@@ -232,6 +239,8 @@ def written(value: Any) -> str:
     """Write a value as a form shows it: as a file has it."""
     if value is None:
         return ""
+    if isinstance(value, dict):
+        return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=MOST).strip()
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from zerotrain.artifact.yaml_text import check_expansion
-from zerotrain.builder.controls import Control, all_controls, written
+from zerotrain.builder.controls import MOST, Control, all_controls, written
 from zerotrain.builder.places import check_launch_files, configuration_file
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
 from zerotrain.config.problems import InvalidConfigError, Problem
 from zerotrain.config.read import expand_phases, load_config, parse_config
 from zerotrain.config.run import RunConfig
+from zerotrain.config.section import Memory
 from zerotrain.errors import PipelineError
+from zerotrain.launch.planner.gpus import find_gpu
 from zerotrain.pipeline.checks import find_problems
 
 Place = tuple[str | int, ...]
@@ -44,6 +47,8 @@ MOST_BYTES = 256 * 1024
 """Size of a configuration file."""
 OTHER = "other/"
 """Before the name of a phase that is not shown, and of its control, in a form."""
+VALUES = ("train.optimizer_args", "train.lr_scheduler_args")
+"""Controls that hold several values."""
 OF_PHASE = ("phase.", "train.", "launch.")
 """Beginnings of the controls whose values a phase has."""
 BASES = {
@@ -205,8 +210,9 @@ def read_draft(form: Mapping[str, str]) -> Draft:
             changes.append(_change(raw, controls[name], text, names.index(phase)))
     if start is None and "family" in form:  # the model to begin with is the family's own
         given["family"] = form["family"]
-    check_launch_files(raw)
     machine = {key: form.get(f"machine.{key}", "").strip() for key in MACHINE_KEYS}
+    _plan_auto_for(machine, raw)
+    check_launch_files(raw)
     return Draft(start, before, raw, index, given, tuple(changes), machine, others)
 
 
@@ -218,6 +224,31 @@ def _change(raw: dict[str, Any], control: Control, text: str, index: int) -> Cha
     change = Change(place_of(control.name, raw, index), read_value(control, text))
     _set(raw, change.place, change.value)
     return change
+
+
+def _plan_auto_for(machine: Mapping[str, str], raw: dict[str, Any]) -> None:
+    """Give each phase whose launch is `auto` the memory of the machine that the form names.
+
+    So render_launch chooses by it, wherever it runs. What is no size or no GPU is left out: the
+    forecast refuses it.
+    """
+    memory = {key: machine[key] for key in ("device_memory", "host_memory") if machine[key]}
+    if machine["gpu"] and "device_memory" not in memory and (gpu := find_gpu(machine["gpu"])):
+        memory["device_memory"] = f"{gpu.memory(machine['gpu']) // 2**20} MiB"
+    for text in memory.values():
+        try:
+            TypeAdapter(Memory).validate_python(text)
+        except ValidationError:
+            return
+    try:
+        phases = expand_phases(dict(raw))["phases"] if memory else []
+    except (PipelineError, TypeError, AttributeError):  # a launch file that cannot be read
+        return
+    for index, phase in enumerate(phases):
+        if isinstance(launch := phase.get("launch"), dict) and launch.get("preset") == "auto":
+            for key, text in memory.items():
+                # Not into the run's own section, which refuses it without a preset.
+                _set(raw, ("phases", index, "launch", key), text)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -272,7 +303,7 @@ def _shown(raw: Mapping[str, Any], index: int) -> dict[str, str]:
             name = f"{section}.{key}" if section else str(key)
             if name == "launch.deepspeed":
                 found |= dict(_leaves(value, f"{name}."))
-            elif not isinstance(value, dict | list):
+            elif not isinstance(value, dict | list) or name in VALUES:
                 found[name] = written(value)
     return found
 
@@ -350,4 +381,15 @@ def read_value(control: Control, text: str) -> Any:
             return text
         # 5e8 is whole, and 1.0 is as it was typed.
         return int(number) if number.is_integer() and "." not in text else number
-    return text
+    return _read_values(text) if control.kind == "values" else text
+
+
+def _read_values(text: str) -> Any:
+    """Return what `{momentum: 0.9}` means, also without its braces; other text stays text."""
+    if len(text) > MOST or "&" in text:
+        return text
+    try:
+        found = yaml.safe_load(text if text.startswith("{") else f"{{{text}}}")
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+    return found if isinstance(found, dict) else text

@@ -160,6 +160,7 @@ def find_machine(values: Mapping[str, str], phase: Phase) -> PlannedMachine:
         _size(f"machine.{key}", values.get(key, "")) for key in ("device_memory", "host_memory")
     )
     if gpu or device is not None:
+        host = phase.launch.host_memory if host is None else host
         try:
             return described_machine(device, host, gpu or None, _this())
         except PipelineError as error:

@@ -54,7 +54,7 @@ def draw_loss(
     Args:
         loss: Mean training loss by step.
         val_loss: Validation loss by step.
-        phase_starts: First step of each phase, with its name.
+        phase_starts: The step after which each phase begins, with its name.
 
     Returns:
         The drawing; None if there are no two finite values.

@@ -11,7 +11,7 @@ import torch
 from zerotrain.data.draws import step_seed
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.schedules import learning_rate, momentum
-from zerotrain.machine.memory_watch import MemoryWatch
+from zerotrain.machine.memory_watch import MemoryWatch, memory_now
 from zerotrain.models.families import Objective
 from zerotrain.training import ranks
 from zerotrain.training.batches import ReadAhead
@@ -21,7 +21,7 @@ from zerotrain.training.engines.ema import EMA
 from zerotrain.training.engines.engine import Engine
 from zerotrain.training.engines.loss_scale import is_at_minimum
 from zerotrain.training.not_finite import Losses, SkippedSteps, nan_gradients_if_not_finite
-from zerotrain.training.reporting.log import Log
+from zerotrain.training.reporting.log import Log, has_line
 from zerotrain.training.reporting.unused import UnusedParameters
 from zerotrain.training.reporting.validation_history import Verdict
 from zerotrain.training.step_counter import StepCounter
@@ -96,7 +96,8 @@ def train(
             if ema:
                 ema.update(counter.step)
             log.lap("optimizer")
-            log.step(counter.step, counter.samples, loss, norm, rate, beta1)
+            in_use = ranks.gather(memory_now()) if has_line(phase, counter.step) else []
+            log.step(counter.step, counter.samples, loss, norm, rate, in_use, beta1)
             last = counter.step == phase.derived.until_step
             if validation and (last or not stopping):
                 log.lap("other")

@@ -22,7 +22,7 @@ def broadcast(value: T) -> T:
 
 def gather(value: T) -> list[T]:
     """Return every process's value, by rank, in every process; it must be picklable."""
-    if not distributed.is_initialized():
+    if not distributed.is_initialized() or distributed.get_world_size() == 1:
         return [value]
     values: list[T | None] = [None] * distributed.get_world_size()
     distributed.all_gather_object(values, value)

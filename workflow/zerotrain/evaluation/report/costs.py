@@ -13,14 +13,13 @@ from zerotrain.evaluation.report.facts import PhaseFacts, RunFacts
 from zerotrain.evaluation.report.figures import Curve, draw_bars, draw_curves
 from zerotrain.evaluation.report.health import change_steps, points
 from zerotrain.evaluation.report.lineage import Node
+from zerotrain.evaluation.report.memory import GIB, KINDS, memory_of_ranks, memory_panels
 from zerotrain.evaluation.report.parts import Chapter, Missing, Panel, Table
 from zerotrain.evaluation.results import spread
 from zerotrain.machine.host import gib
 
 PARTS = ("data", "forward", "backward", "optimizer", "validation", "save", "other")
 """Parts of a training's time, in the order of a step."""
-GIB = 2**30
-MEMORY = {"host_bytes": "host, first process", "device_bytes": "device, first process"}
 MOST_LINES = 150
 LEAST_SHARE = 0.01
 """Smallest share of a folder in the run's bytes that has a bar."""
@@ -48,7 +47,7 @@ def count_costs(facts: RunFacts, nodes: Sequence[Node], forecast: Panel | str) -
     panels = [
         *_resources(facts, missing),
         *_times(facts, missing),
-        *_memory(facts, missing),
+        *memory_panels(facts, missing),
         *_throughput(facts, missing),
         *_disk(facts, nodes, missing),
     ]
@@ -105,36 +104,6 @@ def _describe_split(phase: PhaseFacts, parts: dict[str, list[float]], number: in
 
 def _seconds(phase: PhaseFacts, part: str) -> float:
     return float(phase.metrics.get(f"{part}_seconds", 0.0))
-
-
-def _memory(facts: RunFacts, missing: Missing) -> Iterator[Panel]:
-    history = facts.history
-    curves = []
-    for key, label in MEMORY.items():
-        found = [(step, value / GIB) for step, value in points(history, key)]
-        if any(value for _, value in found):
-            curves.append(Curve(label, found))
-    if not curves:
-        missing.note("The log has no memory.")
-        return
-    several = [p.name for p in facts.phases if p.launch and p.launch.launch.num_processes > 1]
-    text = [
-        f"{curve.label}: at most {max(value for _, value in curve.points):.2f} GiB, at step "
-        f"{max(curve.points, key=lambda point: point[1])[0]:,}."
-        for curve in curves
-    ]
-    text.append(
-        "Host memory is resident, with libraries; device memory is that of tensors. The log has "
-        "the first process"
-        + (
-            f"; {', '.join(several)} had several, whose peaks are in the table above."
-            if several
-            else "."
-        )
-    )
-    alt = "Memory of the first process over the steps of all phases"
-    picture = draw_curves(alt, "GiB", curves, history.spans, change_steps(facts), bottom=0)
-    yield Panel("Memory", text, picture)
 
 
 def _throughput(facts: RunFacts, missing: Missing) -> Iterator[Panel]:
@@ -221,18 +190,28 @@ def _short(name: str) -> str:
 
 
 def _numbers(history: RunHistory) -> Iterator[Panel]:
-    keys = [key for key in ("seconds", "samples_per_second", *MEMORY) if points(history, key)]
-    lines = [line for line in history.steps if any(key in line for key in keys)]
+    keys = [key for key in ("seconds", "samples_per_second") if points(history, key)]
+    kinds = [kind for kind in KINDS if points(history, f"{kind}_bytes")]
+    lines = [line for line in history.steps if "host_bytes" in line or any(k in line for k in keys)]
     if not lines:
         return
     parts = [f"seconds_{part}" for part in PARTS if points(history, f"seconds_{part}")]
     shown = spread(lines, MOST_LINES)
     rows = [
-        [line["phase"], f"{line['step']}", *(_number(line.get(key)) for key in [*keys, *parts])]
+        [
+            *(line["phase"], f"{line['step']}"),
+            *(_number(line.get(key)) for key in keys),
+            *(" ".join(map(_number, memory_of_ranks(line, kind))) for kind in kinds),
+            *(_number(line.get(part)) for part in parts),
+        ]
         for line in shown
     ]
-    text = f"{len(shown):,} of the {len(lines):,} lines of the log; parts are seconds of a step."
-    table = Table(rows, ["phase", "step", *keys, *parts], numbers=True)
+    text = (
+        f"{len(shown):,} of the {len(lines):,} lines of the log; parts are seconds of a step, "
+        "bytes those of each process by rank."
+    )
+    head = ["phase", "step", *keys, *(f"{kind}_bytes" for kind in kinds), *parts]
+    table = Table(rows, head, numbers=True)
     yield Panel("The numbers of these curves", [text], table=table, shown=False)
 
 

@@ -21,6 +21,9 @@ DPI = 130
 MOST_POINTS = 2000
 """Points of a curve that are drawn; more would be narrower than a pixel."""
 
+MOST_NAMED = 7
+"""Curves that a legend names: the palette has as many colours."""
+
 Point = tuple[float, float]
 """Step and value."""
 
@@ -52,6 +55,7 @@ class Curve:
     """A series over the steps."""
 
     label: str
+    """Empty: the legend leaves it out."""
     points: Sequence[Point]
     smooth: bool = False
     """Whether the running mean is drawn over the points."""
@@ -116,7 +120,8 @@ def draw_curves(
                 ha="center",
                 color=palette.soft,
             )
-        if len(curves) > 1 or any(curve.smooth for curve in curves):
+        named = sum(bool(curve.label) for curve in curves)
+        if named > 1 or any(curve.label and curve.smooth for curve in curves):
             axes.legend(frameon=False, labelcolor=palette.ink)
 
     return render(alt, draw)

@@ -16,7 +16,8 @@ WHOLE_BYTES = 4 * 2**20
 TAIL_BYTES = 2**18
 """End of a longer log that is read as a whole; of the lines before it only some are read."""
 SAMPLED_LINES = 400
-LONGEST_LINE = 2**12
+LONGEST_LINE = 2**14
+"""Bytes of a line of about 600 processes, which has the memory of each."""
 MOST_POINTS = 2000
 """An even number."""
 PACE_LINES = 20
@@ -61,7 +62,8 @@ class MetricsTail:
         self._offset, self._last = 0, b""
         self.loss, self.val_loss = Curve(), Curve()
         self.phase_starts: list[tuple[int, str]] = []
-        """First logged step of each phase, with its name."""
+        """The step after which each phase begins, with its name; of the first its first logged one.
+        """
         self.newest: dict[str, Any] = {}
         """The newest line of a training step."""
         self._paces: deque[tuple[int, float]] = deque(maxlen=PACE_LINES)
@@ -138,7 +140,9 @@ class MetricsTail:
             if "loss" not in values:
                 continue
             if not self.phase_starts or self.phase_starts[-1][1] != phase:
-                self.phase_starts.append((step, phase))
+                # The last step of a phase has a line, whatever log_every is.
+                switch = self.newest["step"] if self.phase_starts else step
+                self.phase_starts.append((switch, phase))
                 self._paces.clear()
             if isinstance(value := values["loss"], int | float):
                 self.loss.add(step, float(value))

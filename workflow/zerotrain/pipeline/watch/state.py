@@ -87,7 +87,7 @@ class RunState:
     """Mean loss by step, over all phases so far; a long log is thinned out."""
     val_loss: tuple[tuple[int, float], ...]
     phase_starts: tuple[tuple[int, str], ...]
-    """First logged step of each phase, with its name."""
+    """The step after which each phase begins, with its name; of the first its first logged one."""
     sample: str | None
     """The newest picture or file of samples."""
     time: float

@@ -17,7 +17,6 @@ from zerotrain.machine.memory_watch import (
     MemoryUse,
     memory_lines,
     memory_metrics,
-    memory_now,
     over_processes,
 )
 from zerotrain.machine.output import print_detail
@@ -39,9 +38,11 @@ class Log:
     "learning_rate", "seconds", "samples_per_second", "seconds_data", ..., "host_bytes",
     "device_bytes"}: loss and grad_norm are means over the steps since the previous line, seconds is
     the phase's training time so far, seconds_data and similar keys are the mean time of these steps
-    per part, bytes the memory in use. "skipped" is the number of these steps without an update,
-    because an fp16 gradient overflowed or a number was not finite (nan_action); means exclude
-    numbers that are not finite. A schedule that changes Adam's first beta adds "beta1".
+    per part, bytes the memory in use by the first process. With several processes
+    "host_bytes_by_rank" and "device_bytes_by_rank" have a number for each. "skipped" is the number
+    of these steps without an update, because an fp16 gradient overflowed or a number was not finite
+    (nan_action); means exclude numbers that are not finite. A schedule that changes Adam's first
+    beta adds "beta1".
 
     At the end of an epoch a text family adds a line {"phase", "step", "epoch", "train_epoch_loss",
     "train_perplexity"}; a validation adds a line with its own names.
@@ -103,20 +104,37 @@ class Log:
         loss: float,
         grad_norm: float,
         lr: float,
+        in_use: Sequence[Mapping[str, int]],
         beta1: float | None = None,
     ) -> None:
-        """Record a finished step; grad_norm is infinite if the update was skipped, and beta1 is
-        None unless the schedule changes it."""
+        """Record a finished step.
+
+        Args:
+            step: Its number in the run.
+            samples: Samples of the run after it.
+            loss: Mean over its samples.
+            grad_norm: Before clipping; infinite if the update was skipped.
+            lr: Its learning rate.
+            in_use: `memory_now` of each process, by rank; empty at a step without a line.
+            beta1: None unless the schedule changes it.
+        """
         self._last_step = step
         self._means.add(loss, grad_norm)
-        if step % self._phase.train.log_every == 0 or step == self._phase.derived.until_step:
-            self._write_line(step, samples, lr, beta1)
+        if has_line(self._phase, step):
+            self._write_line(step, samples, lr, in_use, beta1)
         ended = self._means.epoch_loss(samples, self._phase.train.global_batch_size)
         if ended is not None and self._phase.train.max_length is not None:
             self._write_epoch(step, *ended)
         self._display.step(step, loss, lr)
 
-    def _write_line(self, step: int, samples: int, lr: float, beta1: float | None) -> None:
+    def _write_line(
+        self,
+        step: int,
+        samples: int,
+        lr: float,
+        in_use: Sequence[Mapping[str, int]],
+        beta1: float | None,
+    ) -> None:
         self._take_times()
         now, steps = time.monotonic(), step - self._line_step
         values = {
@@ -124,7 +142,7 @@ class Log:
             "learning_rate": lr,
             **({} if beta1 is None else {"beta1": beta1}),
         }
-        pace = {
+        pace: dict[str, Any] = {
             "samples_per_second": round(
                 steps * self._phase.train.global_batch_size / max(now - self._line_began, 1e-9), 3
             ),
@@ -133,8 +151,11 @@ class Log:
                 for part, spent in self._line_spent.items()
                 if spent
             },
-            **{f"{kind}_bytes": count for kind, count in memory_now().items()},
+            **{f"{kind}_bytes": count for kind, count in in_use[0].items()},
         }
+        if len(in_use) > 1:
+            for kind in in_use[0]:
+                pace[f"{kind}_bytes_by_rank"] = [memory[kind] for memory in in_use]
         self._line_began, self._line_step = now, step
         self._line_spent = dict.fromkeys(PARTS, 0.0)
         epoch = round(samples / self._phase.derived.epoch_size, 4)
@@ -242,6 +263,11 @@ class NoLog(Log):
         pass
 
     lap = step = record_validation = memory = write_records = say = detail = close = _discard
+
+
+def has_line(phase: ResolvedPhase, step: int) -> bool:
+    """Return whether the log has a line of this step."""
+    return step % phase.train.log_every == 0 or step == phase.derived.until_step
 
 
 def _replace_nonfinite(values: Mapping[str, Any]) -> dict[str, Any]:

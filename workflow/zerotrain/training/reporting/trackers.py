@@ -60,9 +60,14 @@ def points_of(line: Mapping[str, Any]) -> dict[str, float]:
     """Return the points of a metrics.jsonl line by the names that trackers use.
 
     Points of a step and of an epoch get the prefix `train/`; those of a validation keep their
-    names. Values of None, which replace non-finite numbers, are dropped.
+    names. Values of None, which replace non-finite numbers, are dropped, and so are lists, which
+    have a number for each process.
     """
-    known = {key: v for key, v in line.items() if key not in NOT_TRACKED and v is not None}
+    known = {
+        key: value
+        for key, value in line.items()
+        if key not in NOT_TRACKED and value is not None and not isinstance(value, list)
+    }
     if "samples" in line:
         return {f"train/{key}": value for key, value in known.items()}
     if "train_epoch_loss" in line:
