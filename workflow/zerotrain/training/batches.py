@@ -6,12 +6,16 @@ changes no result. The threads use none of the model's random generators.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from queue import SimpleQueue
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -238,6 +242,28 @@ def move_to_device(batch: Batch, device: torch.device) -> Batch:
     return {name: one if name in ON_HOST else one.to(device) for name, one in batch.items()}
 
 
+def stay_behind() -> None:
+    """Let this thread, when it wakes, take no processor from the thread that wakes it.
+
+    The training thread wakes a reader for each batch that it takes. Linux often starts the reader
+    at once on the same processor, even if another one is free, and the training waits for the read.
+    SCHED_BATCH leaves the reader its share of the processors. Other systems, and containers that
+    forbid it, keep their scheduling.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # of this thread alone
+
+
+class _Asked(NamedTuple):
+    """A batch that is to be read."""
+
+    first: int
+    place: SimpleQueue[Batch | BaseException]
+    used: list[Batch | BaseException | None]
+    """Batches to be freed."""
+
+
 class _Run:
     """A sequence of batches, each `stride` samples after the one before, read by its threads."""
 
@@ -252,11 +278,12 @@ class _Run:
         self._ended = False
         self._coming: deque[SimpleQueue[Batch | BaseException]] = deque()
         """Where each batch that has been asked for will be, in order."""
-        self._asked: SimpleQueue[tuple[int, SimpleQueue[Batch | BaseException]] | None] = (
-            SimpleQueue()
-        )
+        self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._taken: Batch | BaseException | None = None
+        """The last batch, held so that a reader frees it and not the training thread: its pages go
+        back to the system, which takes milliseconds while other readers touch new ones."""
         self._firsts = count(first, stride)
-        self._ask()
+        self._ask([])
         self._threads = [
             threading.Thread(target=self._read, name=f"read ahead {number}", daemon=True)
             for number in range(READERS)
@@ -268,10 +295,8 @@ class _Run:
         """Return the next batch, or why it cannot be read, and ask for another one."""
         found = self._coming.popleft().get()
         self.first += self._stride
-        if not isinstance(found, BaseException):
-            held = sum(tensor.nbytes for tensor in found.values())
-            self._ahead = max(FEWEST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // held))
-        self._ask()
+        used, self._taken = [self._taken], found
+        self._ask(used)
         return found
 
     def end(self) -> None:
@@ -282,18 +307,23 @@ class _Run:
         for thread in self._threads:
             thread.join()
 
-    def _ask(self) -> None:
+    def _ask(self, used: list[Batch | BaseException | None]) -> None:
         while len(self._coming) < self._ahead:
             self._coming.append(SimpleQueue())
-            self._asked.put((next(self._firsts), self._coming[-1]))
+            self._asked.put(_Asked(next(self._firsts), self._coming[-1], used))
 
     def _read(self) -> None:
+        stay_behind()
         while (asked := self._asked.get()) is not None and not self._ended:
-            first, place = asked
+            asked.used.clear()
             try:
-                place.put(self._batches.read(first, self.size, pinned=self._pinned))
+                batch = self._batches.read(asked.first, self.size, pinned=self._pinned)
+                held = sum(tensor.nbytes for tensor in batch.values())
+                self._ahead = max(FEWEST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // held))
+                asked.place.put(batch)
+                del batch
             except BaseException as error:  # `batch` raises it when the loop reaches this batch
-                place.put(error)
+                asked.place.put(error)
 
 
 class ReadAhead:
