@@ -9,13 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from queue import SimpleQueue
 from types import TracebackType
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -255,17 +253,11 @@ def stay_behind() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # of this thread alone
 
 
-class _Asked(NamedTuple):
-    """A batch that is to be read."""
-
-    first: int
-    place: SimpleQueue[Batch | BaseException]
-    used: list[Batch | BaseException | None]
-    """Batches to be freed."""
-
-
 class _Run:
-    """A sequence of batches, each `stride` samples after the one before, read by its threads."""
+    """A sequence of batches, each `stride` samples after the one before, read by its threads.
+
+    What `take` does is done while the training waits: all else is left to the readers.
+    """
 
     def __init__(
         self, batches: Batches, first: int, size: int, stride: int, *, pinned: bool
@@ -274,16 +266,19 @@ class _Run:
         """`first` is that of the next batch to be taken."""
         self._pinned = pinned
         self._batches, self._stride = batches, stride
-        self._ahead = FEWEST_AHEAD
         self._ended = False
-        self._coming: deque[SimpleQueue[Batch | BaseException]] = deque()
-        """Where each batch that has been asked for will be, in order."""
-        self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
-        self._taken: Batch | BaseException | None = None
-        """The last batch, held so that a reader frees it and not the training thread: its pages go
-        back to the system, which takes milliseconds while other readers touch new ones."""
+        self._coming: SimpleQueue[SimpleQueue[Batch | BaseException]] = SimpleQueue()
+        """Where each batch that is being read will be, in order."""
+        self._used: SimpleQueue[list[Batch | BaseException] | None] = SimpleQueue()
+        """For each batch that may be read, one that is to be freed, or none."""
+        self._last: list[Batch | BaseException] = []
+        """The batch that was taken last. A reader frees it: its pages go back to the system, which
+        takes milliseconds while other readers touch new ones."""
         self._firsts = count(first, stride)
-        self._ask([])
+        self._ordering = threading.Lock()
+        self._ahead, self._wanted = 0, FEWEST_AHEAD
+        """Batches that are ahead of the loop, and how many there should be."""
+        self._allow_more()
         self._threads = [
             threading.Thread(target=self._read, name=f"read ahead {number}", daemon=True)
             for number in range(READERS)
@@ -292,38 +287,48 @@ class _Run:
             thread.start()
 
     def take(self) -> Batch | BaseException:
-        """Return the next batch, or why it cannot be read, and ask for another one."""
-        found = self._coming.popleft().get()
+        """Return the next batch, or why it cannot be read, and let another one be read."""
+        found = self._coming.get().get()
         self.first += self._stride
-        used, self._taken = [self._taken], found
-        self._ask(used)
+        self._used.put(self._last)
+        self._last = [found]
         return found
 
     def end(self) -> None:
         """End the threads after the batches that they are reading."""
         self._ended = True
         for _ in self._threads:
-            self._asked.put(None)
+            self._used.put(None)
         for thread in self._threads:
             thread.join()
 
-    def _ask(self, used: list[Batch | BaseException | None]) -> None:
-        while len(self._coming) < self._ahead:
-            self._coming.append(SimpleQueue())
-            self._asked.put(_Asked(next(self._firsts), self._coming[-1], used))
+    def _allow_more(self) -> None:
+        while self._ahead < self._wanted:
+            self._ahead += 1
+            self._used.put([])
 
     def _read(self) -> None:
         stay_behind()
-        while (asked := self._asked.get()) is not None and not self._ended:
-            asked.used.clear()
+        while (used := self._used.get()) is not None and not self._ended:
+            used.clear()
+            with self._ordering:
+                if self._ahead > self._wanted:
+                    self._ahead -= 1
+                    continue
+                first = next(self._firsts)
+                place: SimpleQueue[Batch | BaseException] = SimpleQueue()
+                self._coming.put(place)
             try:
-                batch = self._batches.read(asked.first, self.size, pinned=self._pinned)
+                batch = self._batches.read(first, self.size, pinned=self._pinned)
                 held = sum(tensor.nbytes for tensor in batch.values())
-                self._ahead = max(FEWEST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // held))
-                asked.place.put(batch)
+                place.put(batch)
                 del batch
             except BaseException as error:  # `batch` raises it when the loop reaches this batch
-                asked.place.put(error)
+                place.put(error)
+                continue
+            with self._ordering:
+                self._wanted = max(FEWEST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // held))
+                self._allow_more()
 
 
 class ReadAhead:
