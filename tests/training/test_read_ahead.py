@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,26 @@ def test_a_loop_reads_each_batch_once() -> None:
     assert sorted(batches.read_first) == [*range(8, 8 + STRIDE * len(batches.read_first), STRIDE)]
     assert batches.threads <= {f"read ahead {number}" for number in range(READERS)}
     assert not reading()
+
+
+def test_the_threads_free_what_the_loop_has_used() -> None:
+    """Memory goes back to the system in their time, not in the loop's."""
+    freed: list[str] = []
+
+    class Watched(Counted):
+        def read(self, first: int, size: int, *, pinned: bool) -> dict[str, torch.Tensor]:
+            found = super().read(first, size, pinned=pinned)
+            weakref.finalize(found["number"], lambda: freed.append(threading.current_thread().name))
+            return found
+
+    batches = Watched()
+    with ahead(batches) as thread:
+        for first in range(0, 20, STRIDE):
+            numbers(thread, first)
+        for _ in range(5 + MOST_AHEAD):
+            assert batches.enough.acquire(timeout=20)
+        assert len(freed) == 4
+        assert set(freed) <= batches.threads
 
 
 def test_a_repeated_batch_is_read_again() -> None:

@@ -6,9 +6,11 @@ changes no result. The threads use none of the model's random generators.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from queue import SimpleQueue
 from types import TracebackType
@@ -238,8 +240,24 @@ def move_to_device(batch: Batch, device: torch.device) -> Batch:
     return {name: one if name in ON_HOST else one.to(device) for name, one in batch.items()}
 
 
+def stay_behind() -> None:
+    """Let this thread, when it wakes, take no processor from the thread that wakes it.
+
+    The training thread wakes a reader for each batch that it takes. Linux often starts the reader
+    at once on the same processor, even if another one is free, and the training waits for the read.
+    SCHED_BATCH leaves the reader its share of the processors. Other systems, and containers that
+    forbid it, keep their scheduling.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # of this thread alone
+
+
 class _Run:
-    """A sequence of batches, each `stride` samples after the one before, read by its threads."""
+    """A sequence of batches, each `stride` samples after the one before, read by its threads.
+
+    What `take` does is done while the training waits: all else is left to the readers.
+    """
 
     def __init__(
         self, batches: Batches, first: int, size: int, stride: int, *, pinned: bool
@@ -248,15 +266,19 @@ class _Run:
         """`first` is that of the next batch to be taken."""
         self._pinned = pinned
         self._batches, self._stride = batches, stride
-        self._ahead = FEWEST_AHEAD
         self._ended = False
-        self._coming: deque[SimpleQueue[Batch | BaseException]] = deque()
-        """Where each batch that has been asked for will be, in order."""
-        self._asked: SimpleQueue[tuple[int, SimpleQueue[Batch | BaseException]] | None] = (
-            SimpleQueue()
-        )
+        self._coming: SimpleQueue[SimpleQueue[Batch | BaseException]] = SimpleQueue()
+        """Where each batch that is being read will be, in order."""
+        self._used: SimpleQueue[list[Batch | BaseException] | None] = SimpleQueue()
+        """For each batch that may be read, one that is to be freed, or none."""
+        self._last: list[Batch | BaseException] = []
+        """The batch that was taken last. A reader frees it: its pages go back to the system, which
+        takes milliseconds while other readers touch new ones."""
         self._firsts = count(first, stride)
-        self._ask()
+        self._ordering = threading.Lock()
+        self._ahead, self._wanted = 0, FEWEST_AHEAD
+        """Batches that are ahead of the loop, and how many there should be."""
+        self._allow_more()
         self._threads = [
             threading.Thread(target=self._read, name=f"read ahead {number}", daemon=True)
             for number in range(READERS)
@@ -265,35 +287,48 @@ class _Run:
             thread.start()
 
     def take(self) -> Batch | BaseException:
-        """Return the next batch, or why it cannot be read, and ask for another one."""
-        found = self._coming.popleft().get()
+        """Return the next batch, or why it cannot be read, and let another one be read."""
+        found = self._coming.get().get()
         self.first += self._stride
-        if not isinstance(found, BaseException):
-            held = sum(tensor.nbytes for tensor in found.values())
-            self._ahead = max(FEWEST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // held))
-        self._ask()
+        self._used.put(self._last)
+        self._last = [found]
         return found
 
     def end(self) -> None:
         """End the threads after the batches that they are reading."""
         self._ended = True
         for _ in self._threads:
-            self._asked.put(None)
+            self._used.put(None)
         for thread in self._threads:
             thread.join()
 
-    def _ask(self) -> None:
-        while len(self._coming) < self._ahead:
-            self._coming.append(SimpleQueue())
-            self._asked.put((next(self._firsts), self._coming[-1]))
+    def _allow_more(self) -> None:
+        while self._ahead < self._wanted:
+            self._ahead += 1
+            self._used.put([])
 
     def _read(self) -> None:
-        while (asked := self._asked.get()) is not None and not self._ended:
-            first, place = asked
+        stay_behind()
+        while (used := self._used.get()) is not None and not self._ended:
+            used.clear()
+            with self._ordering:
+                if self._ahead > self._wanted:
+                    self._ahead -= 1
+                    continue
+                first = next(self._firsts)
+                place: SimpleQueue[Batch | BaseException] = SimpleQueue()
+                self._coming.put(place)
             try:
-                place.put(self._batches.read(first, self.size, pinned=self._pinned))
+                batch = self._batches.read(first, self.size, pinned=self._pinned)
+                held = sum(tensor.nbytes for tensor in batch.values())
+                place.put(batch)
+                del batch
             except BaseException as error:  # `batch` raises it when the loop reaches this batch
                 place.put(error)
+                continue
+            with self._ordering:
+                self._wanted = max(FEWEST_AHEAD, min(MOST_AHEAD, BYTES_AHEAD // held))
+                self._allow_more()
 
 
 class ReadAhead:
