@@ -17,7 +17,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from zerotrain.config.read import parse_config, read_config
 from zerotrain.config.stage_settings import PlannedRun
 from zerotrain.launch.planner.cache_size import cached_bytes
 from zerotrain.launch.planner.gpus import Gpu, read_gpu
-from zerotrain.launch.planner.inputs import FP32
+from zerotrain.launch.planner.inputs import FP32, PlannedLaunch
 from zerotrain.launch.planner.parts import peak
 from zerotrain.launch.planner.planner import RESERVE
 from zerotrain.launch.planner.prediction import Mode, Prediction, predict
@@ -43,11 +43,12 @@ PAGE, IMAGES = ROOT / "docs/scaling.md", ROOT / "docs/images"
 PRESETS = ("torch", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 SAME_SPEED = {
     "`torch`": "torch",
-    "`zero1`, `zero2`, `zero3`": "zero1",
+    "`zero1`, `zero2`": "zero1",
+    "`zero3`": "zero3",
     "`zero2_offload`": "zero2_offload",
     "`zero3_offload`": "zero3_offload",
 }
-"""Presets by row, with one of each: without accumulation stages 1 to 3 send as much."""
+"""Presets by row, with one of each: without accumulation stages 1 and 2 send as much."""
 GPUS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SHOWN = (1, 8, 64, 512)
 SAMPLES = (10**5, 10**6, 10**7, 10**8)
@@ -144,22 +145,28 @@ class Step:
         return self.compute / self.seconds
 
 
-def sent_bytes(one: Prediction, trained: int, every: int) -> int:
+def sent_bytes(launch: PlannedLaunch, trained: int, every: int) -> int:
     """Return the bytes that each process passes on in a step if rings carry them.
 
     A ring sends a tensor once to reduce it to its owners, and once to gather it. Plain PyTorch: DDP
     reduces and gathers float32 gradients at the last micro batch. Stages 1 and 2 all-reduce each
     bucket of gradients (stage_1_and_2.py: average_tensor, use_multi_rank_bucket_allreduce), stage 2
-    at every micro batch, and gather the new weights. Stage 3 gathers all weights in the forward and
-    in the backward pass of each micro batch and reduces the gradients to their owners.
+    at every micro batch, and gather the new weights. Stage 3 reduces gradients to their owners at
+    every micro batch, and gathers all weights in its forward pass, and in its backward pass those
+    that stage3_max_live_parameters has no room for.
+
+    Args:
+        launch: The launch.
+        trained: Number of trained parameters.
+        every: Number of parameters.
     """
-    launch = one.launch
     if launch.engine == "torch":
         return 2 * FP32 * trained
     if launch.stage < 3:
         reduced = launch.accumulation if launch.stage == 2 else 1
         return launch.item * (2 * reduced + 1) * trained
-    return launch.item * launch.accumulation * (2 * every + trained)
+    kept = min(every, int(launch.value("stage3_max_live_parameters")))
+    return launch.item * launch.accumulation * (2 * every - kept + trained)
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,8 @@ class Model:
     phase: Phase
     traced: TracedModel
     given: Assumptions
+    known: dict[tuple[str, int, int], Prediction] = field(default_factory=dict)
+    """Predictions, which do not depend on what is given."""
 
     @property
     def mode(self) -> Mode:
@@ -181,12 +190,18 @@ class Model:
 
     def prediction(self, preset: str, gpus: int, accumulation: int = 1) -> Prediction:
         """Return the planner's prediction for a preset; the micro batch stays."""
+        key = (preset, gpus, accumulation)
+        if key not in self.known:
+            self.known[key] = self._predict(*key)
+        return self.known[key]
+
+    def _predict(self, preset: str, gpus: int, accumulation: int) -> Prediction:
         launch = self.phase.launch.model_copy(update={"num_processes": gpus})
         whole = self.traced.batch * gpus * accumulation
         train = self.phase.train.model_copy(update={"global_batch_size": whole})
         phase = self.phase.model_copy(update={"launch": launch, "train": train})
-        known = read_preset(ROOT / f"config/launch/{preset}.yaml")
-        return predict(self.run, phase, known, self.traced, self.mode)
+        file = read_preset(ROOT / f"config/launch/{preset}.yaml")
+        return predict(self.run, phase, file, self.traced, self.mode)
 
     def step(self, one: Prediction) -> Step:
         """Return the time of a step under a prediction's launch."""
@@ -199,7 +214,7 @@ class Model:
         compute = planned.compute
         if given.compute is not None:
             compute = launch.accumulation * given.compute
-        sent = sent_bytes(one, trained, self.traced.model.parameters)
+        sent = sent_bytes(launch, trained, self.traced.model.parameters)
         return Step(
             compute,
             sent * (gpus - 1) / gpus / given.bandwidth(gpus),
@@ -220,10 +235,17 @@ class Model:
         return one.device + RESERVE <= self.given.gpu.memory("")
 
     def fastest(self, gpus: int) -> Prediction | None:
-        """Return the fastest preset that fits; None if none does."""
-        found = [self.prediction(preset, gpus) for preset in PRESETS]
-        fitting = [one for one in found if self.fits(one) and not one.useless]
-        return min(fitting, key=lambda one: self.step(one).seconds, default=None)
+        """Return the fastest preset that fits; None if none does.
+
+        Stage 3 and offload come after the others: the time of their many transfers of single
+        layers is not counted.
+        """
+        for presets in (PRESETS[:3], PRESETS[3:]):
+            found = [self.prediction(preset, gpus) for preset in presets]
+            fitting = [one for one in found if self.fits(one) and not one.useless]
+            if fitting:
+                return min(fitting, key=lambda one: self.step(one).seconds)
+        return None
 
     @property
     def state(self) -> int:

@@ -235,6 +235,11 @@ def test_the_page_on_scaling_has_the_scripts_tables(
     page = Path("docs/scaling.md").read_text(encoding="utf-8")
     for name, made_of in scaling.TABLES.items():
         assert scaling.in_page(page, name) == made_of(model), name
+    # All-reduced gradients and gathered weights of 2 bytes, through a ring of 64 GPUs at 50 GB/s.
+    step = model.step(model.prediction("zero1", 64))
+    assert step.communication == pytest.approx(6 * SDXL * 63 / 64 / 50e9)
+    _, interval, least = model.failures(64)
+    assert least < min(model.lost(64, 0.9 * interval), model.lost(64, 1.1 * interval))
 
 
 def test_a_step_is_what_its_parts_take() -> None:
