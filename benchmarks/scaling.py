@@ -343,28 +343,34 @@ def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
 
 def assumptions_table(model: Model) -> list[str]:
     """Return each assumption, where it comes from, and the option that changes it."""
-    given = model.given
-    compute = given.compute if given.compute is not None else 0.0
+    given, usual = model.given, default_assumptions()
+    step = "planned" if given.compute is None else f"{number(given.compute, 3)} s"
     body = (
-        ("micro batch on one GPU", f"{BATCH} images, {number(compute, 3)} s", "measured, `torch`",
-         "`--step-seconds`"),
-        ("start without reading", f"{number(given.start, 3)} s", "measured, `zero2_offload`", ""),
-        ("encoding", f"{number(given.images_per_second, 3)} images/s a GPU", "measured, fp32",
-         "`--images-per-second`"),
-        ("host memory", f"{number(given.host_memory / GB, 3)} GB/s a machine", "measured",
-         "`--host-memory`"),
-        ("GPUs of a machine", str(given.gpus_per_machine), "assumed", "`--gpus-per-machine`"),
-        ("between GPUs of a machine", f"{number(given.link / GB)} GB/s each way",
+        ("micro batch on one GPU", "compute", f"{model.traced.batch} samples, {step}",
+         "measured, `torch`", "`--step-seconds`"),
+        ("start without reading", "start", f"{number(given.start, 3)} s",
+         "measured, `zero2_offload`", ""),
+        ("encoding", "images_per_second", f"{number(given.images_per_second, 3)} images/s a GPU",
+         "measured, fp32", "`--images-per-second`"),
+        ("host memory", "host_memory", f"{number(given.host_memory / GB, 3)} GB/s a machine",
+         "measured", "`--host-memory`"),
+        ("GPUs of a machine", "gpus_per_machine", str(given.gpus_per_machine), "assumed",
+         "`--gpus-per-machine`"),
+        ("between GPUs of a machine", "link", f"{number(given.link / GB)} GB/s each way",
          "assumed: two thirds of NVLink 4", "`--link`"),
-        ("between machines", f"{number(given.network / GB)} GB/s each way",
+        ("between machines", "network", f"{number(given.network / GB)} GB/s each way",
          "assumed: one port of 400 Gb/s a machine", "`--network`"),
-        ("shared folder", f"{number(given.disk / GB)} GB/s for all",
+        ("shared folder", "disk", f"{number(given.disk / GB)} GB/s for all",
          "assumed: the planner's NVMe disk", "`--disk`"),
-        ("failures", f"one in {number(given.failure_hours)} GPU-hours",
+        ("failures", "failure_hours", f"one in {number(given.failure_hours)} GPU-hours",
          "[Llama 3](https://arxiv.org/abs/2407.21783): 419 in 54 days of 16,384 GPUs",
          "`--failure-hours`"),
     )  # fmt: skip
-    return rows(("what", "value", "source", "option"), body)
+    cells = [
+        (what, value, source if getattr(given, name) == getattr(usual, name) else "given", option)
+        for what, name, value, source, option in body
+    ]
+    return rows(("what", "value", "source", "option"), cells)
 
 
 def speed_against_measured(model: Model) -> list[str]:
