@@ -3,6 +3,7 @@
     python benchmarks/gpu.py --out gpu.jsonl --minutes 5   # from the project's root
     python benchmarks/gpu.py --predict gpu.jsonl           # the planner's figures, on any machine
     python benchmarks/gpu.py --dry-run                     # every measurement on a CPU, tiny
+    python benchmarks/gpu.py --tune                        # defaults against other values, in turns
 
 Measurements run in the order of their importance, each in a process of its own with a time limit.
 A line of JSON is appended to --out after each, a failure with the last lines of its error, so that
@@ -26,6 +27,7 @@ from typing import Any, Literal
 
 import gpu_cases
 import gpu_inputs
+import gpu_tune
 from gpu_inputs import SMALL_UNET, Training
 
 MOST_LINES = 25
@@ -95,7 +97,19 @@ ALL = (
     training("sdxl_zero3_offload_128_8", 70, 180, sdxl("zero3_offload", 128, 8)),
 )  # fmt: skip
 """Most important first."""
-NAMES = {one.name: one for one in ALL}
+
+
+def tuning(name: str, arm: Training | int | None) -> Measurement:
+    """Return the measurement of an arm of a comparison."""
+    if isinstance(arm, Training):
+        return training(name, 35, 120, arm)
+    return Measurement(
+        name, 30, 120, lambda folder, nano: gpu_cases.measure_encoding(folder, nano, arm)
+    )
+
+
+TUNE = tuple(tuning(name, arm) for name, arm in gpu_tune.names())
+NAMES = {one.name: one for one in (*ALL, *TUNE)}
 
 
 def finished(out: Path) -> dict[str, dict[str, Any]]:
@@ -221,7 +235,7 @@ def predict(out: Path) -> None:
 
     known = finished(out)
     for name, line in list(known.items()):
-        if "case" not in line or f"{name}:planner" in known:
+        if "case" not in line or f"{name}:planner" in known or name.startswith("tune_"):
             continue
         values = dict(line["case"])
         nano = values.pop("nano")
@@ -292,6 +306,7 @@ def show(out: Path) -> None:
         elif not name.endswith(":planner"):
             told = {k: v for k, v in line.items() if isinstance(v, (int, float, str))}
             print(f"{name:38}{ {k: v for k, v in told.items() if k not in ('name', 'ok')} }")
+    print(*gpu_tune.table(known), sep="\n")
 
 
 def main() -> None:
@@ -301,6 +316,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60, help="end within this time")
     parser.add_argument("--only", help="names, with commas between")
     parser.add_argument("--dry-run", action="store_true", help="tiny models; works on a CPU")
+    parser.add_argument("--tune", action="store_true", help="compare defaults with other values")
     parser.add_argument("--list", action="store_true", help="print the plan, and measure nothing")
     parser.add_argument("--check", action="store_true", help="prepare the true sizes, train none")
     parser.add_argument("--predict", type=Path, metavar="FILE", help="add the planner's figures")
@@ -320,7 +336,10 @@ def main() -> None:
     began = time.monotonic()
     if unknown := {*(options.only or "").split(",")} - {*NAMES, ""}:
         parser.error(f"--only {', '.join(sorted(unknown))}: known are {', '.join(NAMES)}")
-    chosen = [NAMES[name] for name in options.only.split(",")] if options.only else ALL
+    usual = TUNE if options.tune else ALL
+    if options.tune and options.dry_run:  # one round walks every arm
+        usual = tuple(one for one in TUNE if one.name.endswith(":1"))
+    chosen = [NAMES[name] for name in options.only.split(",")] if options.only else usual
     done = finished(options.out)
     chosen = [
         one for one in chosen

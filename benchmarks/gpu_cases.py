@@ -125,9 +125,10 @@ def measure_training(folder: Path, case: Training, nano: bool) -> dict[str, Any]
     began = time.perf_counter()
     adapt_to_machine()
     phase, _ = prepare(folder, case, nano, steps + 5)
-    from zerotrain.training import rank
+    from zerotrain.training import batches, rank
     from zerotrain.training.reporting.files import LOG
 
+    vars(batches).update(case.reading)
     set_up, setup_seconds, setup_peaks, parameters = vars(rank)["set_up_phase"], 0.0, {}, [0, 0]
 
     def timed_set_up(*words: Any) -> Any:
@@ -294,8 +295,11 @@ def machine() -> dict[str, Any]:
     return found
 
 
-def measure_encoding(folder: Path, nano: bool) -> dict[str, Any]:
-    """Encode images to latents as cache_latents does, by SDXL's autoencoder; return the rate."""
+def measure_encoding(folder: Path, nano: bool, batch_size: int | None = None) -> dict[str, Any]:
+    """Encode images to latents as cache_latents does, by SDXL's autoencoder; return the rate.
+
+    `batch_size` is cache.batch_size; None: the default.
+    """
     import numpy as np
     import torch
     from PIL import Image
@@ -323,6 +327,7 @@ def measure_encoding(folder: Path, nano: bool) -> dict[str, Any]:
     case = Training("sdxl", "torch", side, 1)
     raw = raw_config(case, nano, 10)
     raw["data"] = {"images": str(images), "num_workers": os.cpu_count()}
+    raw["cache"] = {"batch_size": batch_size} if batch_size else {}
     config = parse_config(raw, "gpu.py")
     prepare_dataset(config.data, folder / "dataset")
     base = "nano" if nano else BASES["sdxl"]

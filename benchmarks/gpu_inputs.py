@@ -45,6 +45,10 @@ class Training:
     zero3_init: bool = False
     change: dict[str, Any] = field(default_factory=dict)
     """Of the architecture."""
+    zero: dict[str, Any] = field(default_factory=dict)
+    """Values of DeepSpeed's zero_optimization."""
+    reading: dict[str, int] = field(default_factory=dict)
+    """Constants of zerotrain.training.batches."""
 
 
 def raw_config(case: Training, nano: bool, until: int) -> dict[str, Any]:
@@ -71,6 +75,7 @@ def raw_config(case: Training, nano: bool, until: int) -> dict[str, Any]:
             "mixed_precision": case.precision,
             "zero3_init": case.zero3_init,
             "full_determinism": not os.environ.get(NOT_DETERMINISTIC),
+            **({"deepspeed": {"zero_optimization": case.zero}} if case.zero else {}),
         },
         "phases": [{"name": "measured", "until": until, "launch": case.preset}],
     }

@@ -43,3 +43,23 @@ def test_a_dry_run_measures_predicts_and_resumes(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr[-3000:]
     new = out.read_bytes().removeprefix(before).decode().splitlines()
     assert [json.loads(line)["name"] for line in new] in ([], ["compiled_ops"])
+
+
+@pytest.mark.slow
+def test_the_tuning_compares_arms(tmp_path: Path) -> None:
+    """Each arm is a line of its own, and the table gives its time over that of the default."""
+    out, arms = tmp_path / "tune.jsonl", ("default", "buckets_5M")
+    chosen = [*(f"tune_zero2_offload_{arm}:1" for arm in arms), "tune_encoding_batch_4:1"]
+    command = [
+        *(sys.executable, str(ROOT / "benchmarks/gpu.py"), "--tune", "--dry-run"),
+        *("--out", str(out), "--only", ",".join(chosen)),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "workflow")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    lines = {line["name"]: line for line in map(json.loads, out.read_text().splitlines())}
+    assert {*chosen, "compiled_ops"} == lines.keys()
+    assert lines[chosen[1]]["case"]["zero"]["reduce_bucket_size"] == 5_000_000
+    assert lines[chosen[2]]["batch"] == 4
+    compared = [line.split()[:2] for line in done.stdout.splitlines() if "the default" in line]
+    assert compared == [["zero2_offload", arm] for arm in arms]

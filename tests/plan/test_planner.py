@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from dataclasses import replace
@@ -221,6 +222,24 @@ def test_the_page_on_zero_has_the_planners_figures() -> None:
     page = Path("docs/zero.md").read_text(encoding="utf-8")
     shown = page.partition("<!-- planned -->\n")[2].partition("\n<!-- end -->")[0].splitlines()[2:]
     assert shown == [f"| `{name}` | {' | '.join(figures)} |" for name, figures in rows.items()]
+
+
+def test_the_page_on_scaling_has_the_scripts_tables(
+    traced: TracedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/scaling.md, every table; `python benchmarks/scaling.py --write` writes them again."""
+    monkeypatch.syspath_prepend("benchmarks")
+    scaling = importlib.import_module("scaling")
+    run = scaling.default_run()
+    model = scaling.Model(run, run.phases[0], traced, scaling.default_assumptions())
+    page = Path("docs/scaling.md").read_text(encoding="utf-8")
+    for name, made_of in scaling.TABLES.items():
+        assert scaling.in_page(page, name) == made_of(model), name
+    # All-reduced gradients and gathered weights of 2 bytes, through a ring of 64 GPUs at 50 GB/s.
+    step = model.step(model.prediction("zero1", 64))
+    assert step.communication == pytest.approx(6 * SDXL * 63 / 64 / 50e9)
+    _, interval, least = model.failures(64)
+    assert least < min(model.lost(64, 0.9 * interval), model.lost(64, 1.1 * interval))
 
 
 def test_a_step_is_what_its_parts_take() -> None:
