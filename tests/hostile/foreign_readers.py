@@ -225,20 +225,23 @@ def _written(**documents: Any) -> Callable[[Path], None]:
 
 
 KOHYA: Mapping[str, Any] = {
-    "general": {"caption_extension": ".txt", "keep_tokens": 1, "batch_size": 2},
+    "general": {"caption_extension": ".txt", "batch_size": 2, "bucket_reso_steps": 8,
+                "min_bucket_reso": 16, "max_bucket_reso": 64},
     "datasets": [
         {"resolution": 32, "enable_bucket": True,
          "subsets": [{"image_dir": "a/10_dog", "num_repeats": 10, "flip_aug": True,
                       "keep_tokens": 2}]},
-        {"resolution": [16, 16], "enable_bucket": True, "min_bucket_reso": 16,
-         "bucket_reso_steps": 8, "subsets": [{"image_dir": "b", "is_reg": True,
-                                              "caption_prefix": "x", "shuffle_caption": True}]},
+        {"resolution": [16, 16], "enable_bucket": True,
+         "subsets": [{"image_dir": "b", "is_reg": True, "caption_prefix": "x",
+                      "shuffle_caption": True}]},
     ],
 }  # fmt: skip
 TOML = """
 [general]
 caption_extension = ".txt"
 keep_tokens = 1
+bucket_reso_steps = 8
+min_bucket_reso = 16
 [[datasets]]
 resolution = [32, 32]
 enable_bucket = true

@@ -12,9 +12,11 @@ import pytest
 import torch
 from pyarrow import parquet
 from tests.builders.refusals import refused
+from tests.builders.talks import publish_dataset
 from tests.hostile.foreign_readers import FOREIGN_READERS, KOHYA
 
 from zerotrain.artifact.columns import Columns
+from zerotrain.data.conversation import read_conversations
 from zerotrain.data.metadata import read_metadata
 from zerotrain.importers.command_line import import_command
 from zerotrain.importers.reading import import_file
@@ -183,5 +185,21 @@ def test_a_column_that_points_beyond_its_values() -> None:
     indices = pa.array([0, 9], pa.int32())
     words = pa.DictionaryArray.from_arrays(indices, pa.array(["a"]), safe=False)
     found = Columns(Word, pa.table({"text": words}), "samples.arrow")
-    for read in (list, lambda columns: columns[1]):
+    for read in (Columns.check, list, lambda columns: columns[1]):
         assert refused(read, found).what.startswith("samples.arrow: damaged: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"repeats": None}, "repeats is None, not a number of times"),
+        ({"identity": None}, "conversations: KeyError: 'conversations'"),
+    ],
+)
+def test_a_dataset_whose_manifest_lacks_a_key(tmp_path: Path, change: Any, said: str) -> None:
+    """The manifest is named."""
+    file = publish_dataset(tmp_path / "data") / "manifest.json"
+    manifest = json.loads(file.read_bytes())
+    content = {name: one for name, one in manifest["content"].items() if name not in change}
+    write(file, {**manifest, "content": content})
+    assert refused(read_conversations, tmp_path / "data").what == f"{file}: {said}"

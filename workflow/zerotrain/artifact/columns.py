@@ -75,6 +75,17 @@ class Columns(Sequence[T], Generic[T]):
             return records
         return cls(record, _table(record, records))
 
+    def check(self) -> None:
+        """Read every value once: Arrow follows the offsets in a damaged file wherever they lead.
+
+        Raises:
+            PipelineError: one leads out of its column, or a text is not Unicode.
+        """
+        try:
+            self._table.validate(full=True)
+        except DAMAGE as error:
+            raise self._damaged(error) from error
+
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
@@ -95,7 +106,7 @@ class Columns(Sequence[T], Generic[T]):
         for start in range(0, len(self), BLOCK):
             rows = self._table.slice(start, BLOCK)
             try:
-                rows.validate(full=True)  # Arrow follows damaged offsets wherever they lead
+                rows.validate(full=True)
                 columns = {
                     name: [self._value(name, value) for value in rows.column(name).to_pylist()]
                     for name in rows.column_names
@@ -191,9 +202,12 @@ def read_columns(path: Path, record: type[T]) -> Columns[T]:
         OSError: the file is missing.
         ValueError: it is no such file, or not of this class.
     """
-    with pa.memory_map(str(path)) as source:
-        table = pa.ipc.open_file(source).read_all()
-    table.validate()
+    try:
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_file(source).read_all()
+        table.validate()
+    except (pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
+        raise ValueError(str(error)) from error
     return Columns(record, table, str(path))
 
 

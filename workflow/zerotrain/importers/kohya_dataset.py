@@ -227,7 +227,11 @@ def _side(subset: _Subset) -> int:
     """
     given = subset.values.get("resolution")
     width, height = given if isinstance(given, list) and len(given) == 2 else (given, given)
-    if not all(type(one) is int and 0 < one <= LONGEST for one in (width, height)):
+    if (
+        not isinstance(width, int)
+        or not isinstance(height, int)
+        or not (0 < width <= LONGEST and 0 < height <= LONGEST)
+    ):
         raise PipelineError(
             f"resolution is {given}", hint="give each dataset a number, or [width, height]"
         )

@@ -89,7 +89,8 @@ class OptimizerFile(_Document):
 
     @model_validator(mode="after")
     def _groups_exist(self) -> Self:
-        flat, base = self.fp32_flat_groups, self.optimizer_state_dict
+        flat = self.fp32_flat_groups
+        base: OptimizerState | list[Slots] | None = self.optimizer_state_dict
         if flat is None:
             flat, base = self.single_partition_of_fp32_groups, self.base_optimizer_state
         if flat is None:
