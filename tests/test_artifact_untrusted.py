@@ -106,6 +106,10 @@ def test_a_name_that_leaves_the_folder_is_refused(folder: Path, name: str) -> No
             "files: 'a.txt' has the size True, not a number of bytes",
         ),
         (
+            {"files": {"a.txt": {"sha256": SHA256, "bytes": 10**400}}},
+            f"files: 'a.txt' has the size 1{'0' * 39}, not a number of bytes",
+        ),
+        (
             {"files": {"a.txt": {"sha256": SHA256, "bytes": -1}}},
             "files: 'a.txt' has the size -1, not a number of bytes",
         ),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import yaml
 
 VALUES: list[Any] = [
@@ -21,6 +24,20 @@ TOKENS = [
     b"*a", b"!!python/object:os.system ", b"\t", b"%", b"|", b">", b"~", b"<<: ", b"9" * 40, b"e",
     b"-", b".",
 ]  # fmt: skip
+JINJA = [
+    b"{% for m in messages %}", b"{% endfor %}", b"{% if m %}", b"{% else %}", b"{% endif %}",
+    b"{{", b"}}", b"{%", b"%}", b"{#", b"| upper", b" | join(0)", b".x", b"[0]", b"[-1:]", b" ~ ",
+    b" * 99", b" / 0", b" ** 99", b"messages", b"loop", b"range(9999)", b"|tojson", b"none", b"(",
+    b"{{ raise_exception(1) }}", b"{% set m = messages %}", b"m.role", b"is defined", b"self",
+    b"{% generation %}", b"{% break %}", b"{% include 'a' %}", b"caller()", b"''.__class__",
+]  # fmt: skip
+"""Parts of chat templates."""
+SHELL = [
+    b" ", b" \\\n", b"'", b'"', b"--", b" --x", b"=", b";", b"&&", b"|", b">", b"#", b"$A", b"${",
+    b"1e99", b"-1", b"accelerate launch ", b"torchrun ", b"python ", b"deepspeed ",
+    b" --deepspeed a.json", b" --config_file ", b"\n", b"`", b",", b"true", b"[]", b"{}", b"None",
+]  # fmt: skip
+"""Parts of commands."""
 
 
 def damage_bytes(draw: random.Random, content: bytes) -> bytes:
@@ -42,6 +59,21 @@ def damage_bytes(draw: random.Random, content: bytes) -> bytes:
     return bytes(changed)
 
 
+def _with_tokens(tokens: list[bytes]) -> Callable[[random.Random, bytes], bytes]:
+    """Insert some of a language's words, or put one in another's place."""
+    words = re.compile(rb"[\w.]+|[^\w\s]+")
+
+    def damage(draw: random.Random, content: bytes) -> bytes:
+        for _ in range(draw.choice((1, 1, 2, 4))):
+            places = [found.span() for found in words.finditer(content)] or [(0, 0)]
+            start, end = draw.choice(places)
+            end = draw.choice((start, end))
+            content = content[:start] + draw.choice(tokens) + content[end:]
+        return content
+
+    return damage
+
+
 def damage_lines(draw: random.Random, content: bytes) -> bytes:
     """Drop, repeat, move or indent a line."""
     lines = content.split(b"\n")
@@ -58,7 +90,7 @@ def damage_lines(draw: random.Random, content: bytes) -> bytes:
     return b"\n".join(lines)
 
 
-def damage_value(draw: random.Random, value: Any) -> Any:
+def damage_value(draw: random.Random, value: Any, odd: Sequence[Any] = VALUES) -> Any:
     """Replace, drop or add a value somewhere in a document."""
     if isinstance(value, dict) and value and draw.random() < 0.8:
         key = draw.choice(list(value))
@@ -66,14 +98,14 @@ def damage_value(draw: random.Random, value: Any) -> Any:
         if act < 0.1:
             return {name: one for name, one in value.items() if name != key}
         if act < 0.15:
-            return {**value, draw.choice(("x", "", "a.b", "__class__")): draw.choice(VALUES)}
-        return {**value, key: damage_value(draw, value[key])}
+            return {**value, draw.choice(("x", "", "a.b", "__class__")): draw.choice(odd)}
+        return {**value, key: damage_value(draw, value[key], odd)}
     if isinstance(value, list) and value and draw.random() < 0.8:
         place = draw.randrange(len(value))
         if draw.random() < 0.1:
             return value[:place] + value[place + 1 :]
-        return [*value[:place], damage_value(draw, value[place]), *value[place + 1 :]]
-    return draw.choice(VALUES)
+        return [*value[:place], damage_value(draw, value[place], odd), *value[place + 1 :]]
+    return draw.choice(odd)
 
 
 def _of_document(
@@ -87,16 +119,48 @@ def _of_document(
 
 
 damage_json = _of_document(json.loads, json.dumps)
-damage_yaml = _of_document(yaml.safe_load, lambda value: yaml.safe_dump(value, sort_keys=False))
+damage_yaml = _of_document(
+    lambda text: yaml.load(text, yaml.CSafeLoader),
+    lambda value: yaml.dump(value, Dumper=yaml.CSafeDumper, sort_keys=False),
+)
+
+
+def damage_header(draw: random.Random, content: bytes) -> bytes:
+    """Damage a value in the header of a safetensors file, whose length stays right."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = damage_json(draw, content[8:end])
+    return len(header).to_bytes(8, "little") + header + content[end:]
+
+
+def damage_pickle(draw: random.Random, content: bytes) -> bytes:
+    """Damage a value in a file of torch.save, which a program then writes with right checksums."""
+    document = torch.load(io.BytesIO(content), weights_only=False)
+    saved = io.BytesIO()
+    torch.save(damage_value(draw, document, [*VALUES, *TENSORS]), saved)
+    return saved.getvalue()
+
+
+TENSORS = (
+    torch.ones(()), torch.ones(3), torch.zeros(0, 2), torch.ones(2, 2, dtype=torch.int64),
+    torch.tensor([True]), torch.full((2, 3), float("nan"), dtype=torch.float16), torch.ones(1) * 1j,
+)  # fmt: skip
+"""What stands in a pickle where something else should."""
+SUFFIXES: dict[tuple[str, ...], list[Callable[[random.Random, bytes], bytes]]] = {
+    (".yaml", ".json", ".toml", ".sh", ".jsonl", ".csv", ".jinja"): [damage_lines],
+    (".json",): [damage_json] * 4,
+    (".yaml",): [damage_yaml] * 4,
+    (".jinja",): [_with_tokens(JINJA)] * 3,
+    (".sh",): [_with_tokens(SHELL)] * 3,
+    (".safetensors",): [damage_header] * 4,
+    (".bin", ".pt", ".pth", ".pkl"): [damage_pickle] * 4,
+}
+"""Further ways to damage a file, by the end of its name."""
 
 
 def damaged(draw: random.Random, name: str, content: bytes) -> bytes:
     """Damage a file in a way that its kind has."""
     ways: list[Callable[[random.Random, bytes], bytes]] = [damage_bytes]
-    if name.endswith((".yaml", ".json", ".toml", ".sh", ".jsonl")):
-        ways.append(damage_lines)
-    if name.endswith(".json"):
-        ways += [damage_json] * 4
-    if name.endswith(".yaml"):
-        ways += [damage_yaml] * 4
+    for suffixes, more in SUFFIXES.items():
+        if name.endswith(suffixes):
+            ways += more
     return draw.choice(ways)(draw, content)

@@ -5,26 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from tests.builders.phases import make_phase
 from tests.builders.states import publish_checkpoint
+from tests.hostile.data_readers import DATA_READERS
+from tests.hostile.foreign_readers import FOREIGN_READERS
+from tests.hostile.reader import Reader
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.config.runs import read_runs
-from zerotrain.importers.command_line import import_command
-from zerotrain.importers.reading import import_file
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
-from zerotrain.models.base import check_config, check_model_index, layout_of
-from zerotrain.models.families import load_family
 from zerotrain.models.sizes import read_header
 from zerotrain.pipeline.lineage import report
 from zerotrain.pipeline.lineage.walk import trace
-from zerotrain.state.external import open_external
 from zerotrain.state.position import read_position
 from zerotrain.training.process import lock
 from zerotrain.training.process.ending import ExitRecord, read_exit_codes, read_exit_record
@@ -32,18 +30,6 @@ from zerotrain.training.process.lock_owner import this_process
 from zerotrain.training.reporting import heartbeat
 
 ROOT = Path(__file__).parents[2]
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A reader, and how to make a folder with a whole input."""
-
-    write: Callable[[Path], None]
-    """Writes the files into a folder."""
-    read: Callable[[Path, Path], object]
-    """Reads a folder, one of whose files is damaged; it may only raise PipelineError."""
-    files: str = "**/*"
-    """Which of the files are damaged."""
 
 
 def _copy(*names: str) -> Callable[[Path], None]:
@@ -117,45 +103,6 @@ def _write_header(folder: Path) -> None:
     save_file({"a": torch.ones(3, 2), "b": torch.zeros(1)}, folder / "a.safetensors", {"k": "v"})
 
 
-def _write_base(folder: Path) -> None:
-    index = {"_class_name": "StableDiffusionXLPipeline", "_diffusers_version": "0.36.0"}
-    index |= {part: ["diffusers", name] for part, name in layout_of("sdxl").classes.items()}
-    (folder / "model_index.json").write_text(json.dumps(index))
-    config = {"model_type": "qwen2", "hidden_size": 8, "num_hidden_layers": 1}
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def _read_base(folder: Path, _: Path) -> None:
-    check_config(folder / "config.json", load_family("causal_lm"), "the base")
-    check_model_index(folder / "model_index.json", layout_of("sdxl"), "the base")
-
-
-def _write_external(folder: Path) -> None:
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    (folder / "accelerate").mkdir()
-    save_file(model.state_dict(), folder / "accelerate" / "model.safetensors")
-    torch.save(optimizer.state_dict(), folder / "accelerate" / "optimizer.bin")
-
-
-def _read_external(folder: Path, _: Path) -> None:
-    open_external(folder / "accelerate")
-
-
-def _write_launches(folder: Path) -> None:
-    for path in (ROOT / "tests/importing/references").rglob("*.*"):
-        shutil.copy(path, folder / f"{path.parent.name}-{path.name}")
-
-
-def _read_launch(_: Path, file: Path) -> None:
-    if file.suffix == ".sh":
-        import_command(file.read_text(encoding="utf-8", errors="replace"))
-    else:
-        import_file(file)
-
-
 def _write_lineage(folder: Path) -> None:
     results = folder / "results"
     parents: dict[str, Artifact] = {}
@@ -185,8 +132,7 @@ READERS: dict[str, Reader] = {
     "record of an ending": Reader(_write_ending, _read_ending),
     "checkpoint": Reader(_write_checkpoint, _read_checkpoint, "**/*.json"),
     "safetensors": Reader(_write_header, lambda _, file: read_header(file)),
-    "base": Reader(_write_base, _read_base),
-    "launch files": Reader(_write_launches, _read_launch),
     "lineage": Reader(_write_lineage, _read_lineage, "**/*.json"),
-    "external checkpoint": Reader(_write_external, _read_external, "accelerate/*"),
+    **DATA_READERS,
+    **FOREIGN_READERS,
 }

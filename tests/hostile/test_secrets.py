@@ -14,7 +14,8 @@ SECRET = [
     f"hf_{LONG}", f"sk-proj-{LONG}-{LONG}", f"sk-ant-api03-{LONG}", f"ghs_{LONG}", f"ghp_{LONG}",
     f"github_pat_{LONG}_{LONG}", f"glpat-{LONG}", f"xoxb-12345-{LONG}", "AKIAIOSFODNN7EXAMPLE",
     f"AIzaSy{LONG}abcdefgh", f"npm_{LONG}", f"eyJhbGciOi{LONG}.{LONG}.{LONG}",
-    "0123456789abcdef0123456789abcdef01234567", f"pypi-{LONG}", f"r8_{LONG}", f"dop_v1_{LONG}",
+    "0123456789abcdef0123456789abcdef01234567", f"pypi-{LONG}", f"sk_live_{LONG}",
+    f"SG.{LONG}.{LONG}", f"123456789:{LONG}-{LONG}", f"r8_{LONG}", f"dop_v1_{LONG}",
 ]  # fmt: skip
 """Keys by their form, wherever they stand."""
 IN_PLACE = [
@@ -24,6 +25,11 @@ IN_PLACE = [
     ("https://jane:{}@hub.org/a", "qwerty"),
     ("https://a.blob.core.windows.net/b?sv=1&sig={}&x=2", "abc%2Fdef%3D"),
     ("https://s3.org/a?X-Amz-Signature={}", "abcdef0123"),
+    ("https://discord.com/api/webhooks/12345/{}", "AbC-dEf_gh"),
+    ("https://hooks.slack.com/services/{}", "T0001/B0001/Xx1"),
+    ("AccountName=a;AccountKey={};EndpointSuffix=b", "abcdefghij=="),
+    ("webhook_url: {}", "https://a.org/b"),
+    ("connection_string = '{}'", "BlobEndpoint=a"),
     ("WANDB_API_KEY={} make train", "very-secret"),
     ("aws_secret_access_key = {}", "wJalrXUtnFEMI/K7MDENG"),
     ("password: {}", "hunter2"),

@@ -31,10 +31,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from zerotrain.errors import PipelineError
+
 T = TypeVar("T")
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 DIGEST_BYTES = 32
+DAMAGE = (pa.ArrowException, SystemError, UnicodeError, ValueError, TypeError)
+"""What reading a damaged value raises."""
 BLOCK = 4096
 """Records that are built at a time in an iteration."""
 
@@ -53,6 +57,7 @@ class Columns(Sequence[T], Generic[T]):
 
     def __init__(self, record: type[T], table: pa.Table, content: str = "columns") -> None:
         self._record = record
+        self._content = content
         self._table = table
         self._defaults = _defaults(record)
         self._inner = {name: _inner(of) for name, of in get_type_hints(record).items()}
@@ -69,6 +74,17 @@ class Columns(Sequence[T], Generic[T]):
         if isinstance(records, Columns):
             return records
         return cls(record, _table(record, records))
+
+    def check(self) -> None:
+        """Read every value once: Arrow follows the offsets in a damaged file wherever they lead.
+
+        Raises:
+            PipelineError: one leads out of its column, or a text is not Unicode.
+        """
+        try:
+            self._table.validate(full=True)
+        except DAMAGE as error:
+            raise self._damaged(error) from error
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -89,10 +105,14 @@ class Columns(Sequence[T], Generic[T]):
     def __iter__(self) -> Iterator[T]:
         for start in range(0, len(self), BLOCK):
             rows = self._table.slice(start, BLOCK)
-            columns = {
-                name: [self._value(name, value) for value in rows.column(name).to_pylist()]
-                for name in rows.column_names
-            }
+            try:
+                rows.validate(full=True)
+                columns = {
+                    name: [self._value(name, value) for value in rows.column(name).to_pylist()]
+                    for name in rows.column_names
+                }
+            except DAMAGE as error:
+                raise self._damaged(error) from error
             for values in zip(*columns.values(), strict=True):
                 yield self._record(**dict(zip(columns, values, strict=True)))
 
@@ -111,7 +131,14 @@ class Columns(Sequence[T], Generic[T]):
         if name not in self._table.column_names:
             return lambda place: default
         [array] = self._table.column(name).chunks or [pa.array([])]
-        return lambda place: self._value(name, array[place].as_py())
+
+        def read(place: int) -> Any:
+            try:
+                return self._value(name, array[place].as_py())
+            except DAMAGE as error:
+                raise self._damaged(error) from error
+
+        return read
 
     def numbers(self, name: str) -> NDArray[Any]:
         """Return a field of numbers, or of equally many numbers in each record, as an array.
@@ -158,6 +185,12 @@ class Columns(Sequence[T], Generic[T]):
     def _readers(self) -> dict[str, Callable[[int], Any]]:
         return {name: self.column(name) for name in self._table.column_names}
 
+    def _damaged(self, error: BaseException) -> PipelineError:
+        return PipelineError(
+            f"{self._content}: damaged: {' '.join(str(error).split())}",
+            hint="build its folder again: `zerotrain why` names the rule",
+        )
+
     def _value(self, name: str, value: Any) -> Any:
         return self._defaults.get(name) if value is None else _plain(value, self._inner.get(name))
 
@@ -169,9 +202,12 @@ def read_columns(path: Path, record: type[T]) -> Columns[T]:
         OSError: the file is missing.
         ValueError: it is no such file, or not of this class.
     """
-    with pa.memory_map(str(path)) as source:
-        table = pa.ipc.open_file(source).read_all()
-    table.validate()
+    try:
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_file(source).read_all()
+        table.validate()
+    except (pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
+        raise ValueError(str(error)) from error
     return Columns(record, table, str(path))
 
 

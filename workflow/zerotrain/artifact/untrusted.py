@@ -127,8 +127,8 @@ def _find_files_error(files: dict[str, Any]) -> str | None:
         sha256, size = entry["sha256"], entry["bytes"]
         if not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
             return f"files: {_quote(name)} has the sha256 {sha256!r}, not 64 hexadecimal digits"
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            return f"files: {_quote(name)} has the size {size!r}, not a number of bytes"
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**63:
+            return f"files: {_quote(name)} has the size {size!r:.40}, not a number of bytes"
     folders = {"/".join(parts[:end]) for parts in _split(files) for end in range(1, len(parts))}
     for name in files:
         if name in folders:

@@ -208,6 +208,8 @@ def read_cache(folder: Path, *, verify: bool = True) -> Cache | TokenCache:
     """
     found = artifact.read(folder, KIND, verify=verify)
     cache = TokenCache(found) if found.content.get("modality") == "text" else Cache(found)
+    if verify:
+        cache.entries.check()
     cache.held = hold(folder)
     return cache
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from zerotrain import artifact
 from zerotrain.data.dataset import KIND, choose_split
-from zerotrain.data.dataset_folder import PublishedDataset, SampleType, read_samples
+from zerotrain.data.dataset_folder import PublishedDataset, SampleType, read_repeats, read_samples
 
 ROLES = ("system", "user", "assistant")
 PROMPT = "prompt"
@@ -61,7 +61,9 @@ def read_conversations(folder: Path) -> Conversations:
         PipelineError: it is missing or damaged, or of another kind or format.
     """
     found = artifact.read(folder, KIND)
-    return Conversations(found, read_samples(found, TEXTS), found.content["repeats"])
+    samples = read_samples(found, TEXTS)
+    samples.check()
+    return Conversations(found, samples, read_repeats(found))
 
 
 def _entry(sample: Conversation) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from zerotrain import artifact
 from zerotrain.artifact.manifest import DATASET
-from zerotrain.data.dataset_folder import PublishedDataset, SampleType, read_samples
+from zerotrain.data.dataset_folder import PublishedDataset, SampleType, read_repeats, read_samples
 from zerotrain.data.shares import count_epoch
 
 KIND = DATASET
@@ -117,7 +117,10 @@ def read_dataset(folder: Path, *, verify: bool = True) -> Dataset:
         PipelineError: it is missing or damaged, or of another kind or format.
     """
     found = artifact.read(folder, KIND, verify=verify)
-    return Dataset(found, read_samples(found, IMAGES), found.content["repeats"])
+    samples = read_samples(found, IMAGES)
+    if verify:
+        samples.check()
+    return Dataset(found, samples, read_repeats(found))
 
 
 def with_tuples(found: Mapping[str, Any]) -> dict[str, Any]:

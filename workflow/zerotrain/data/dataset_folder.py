@@ -186,7 +186,10 @@ def read_samples(found: Artifact, of: SampleType[S]) -> Columns[S]:
         PipelineError: samples.arrow cannot be read, or is of another class.
     """
     if IDENTITY not in found.content:
-        return Columns.of(of.record, [of.from_json(one) for one in found.content[of.key]])
+        try:
+            return Columns.of(of.record, [of.from_json(one) for one in found.content[of.key]])
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise _damaged(found, f"{of.key}: {type(error).__name__}: {error}") from error
     path = found.path(SAMPLES)
     try:
         return read_columns(path, of.record)
@@ -194,6 +197,25 @@ def read_samples(found: Artifact, of: SampleType[S]) -> Columns[S]:
         raise PipelineError(
             f"{path}: {error}", hint=rebuild_hint(found.folder, found.kind, found.parents)
         ) from error
+
+
+def read_repeats(found: Artifact) -> int:
+    """Read how often an epoch sees each sample.
+
+    Raises:
+        PipelineError: the manifest does not say it.
+    """
+    repeats = found.content.get("repeats")
+    if isinstance(repeats, int) and repeats > 0:
+        return repeats
+    raise _damaged(found, f"repeats is {repeats!r:.40}, not a number of times")
+
+
+def _damaged(found: Artifact, why: str) -> PipelineError:
+    return PipelineError(
+        f"{found.folder / MANIFEST}: {why}",
+        hint=rebuild_hint(found.folder, found.kind, found.parents),
+    )
 
 
 def read_bad(found: Artifact) -> list[Bad]:

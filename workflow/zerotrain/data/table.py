@@ -116,7 +116,7 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
                 for row in batch.to_pylist():
                     number += 1
                     yield number, row
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise PipelineError(
             f"{path}: not readable as Parquet ({error})", hint="write it again, or as .jsonl"
         ) from error

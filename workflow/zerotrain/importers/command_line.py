@@ -12,6 +12,7 @@ from zerotrain.importers.accelerate import deepspeed_of, flags_as_config, read_a
 from zerotrain.importers.batch import Part
 from zerotrain.importers.command import (
     FLAGS,
+    HINT,
     Command,
     parse_commands,
     port,
@@ -67,7 +68,11 @@ def import_command(text: str, options: ImportOptions | None = None) -> ImportedC
     """
     options = options or ImportOptions()
     if text.split()[:2] == ["simpletuner", "train"]:
-        return import_file(simpletuner_config(shlex.split(text)[2:]), options)
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise PipelineError(f"--command: {error}".lower(), hint=HINT) from error
+        return import_file(simpletuner_config(words[2:]), options)
     commands = parse_commands(text)
     pair = None if options.skip.intersection(PRESET) else split_trainings(commands)
     if pair is None:

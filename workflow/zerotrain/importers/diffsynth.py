@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -250,10 +251,13 @@ def split_trainings(commands: Sequence[Command]) -> tuple[list[Command], list[Co
     if len(ends) != 2:
         return None
     first, second = (commands[i].arguments for i in ends)
-    last_epoch = int(first.get("num_epochs", DIFFSYNTH["num_epochs"].default)) - 1
-    file = PurePosixPath(first.get("output_path", "")) / f"epoch-{last_epoch}.safetensors"
-    preset = second.get(PRESET[0])
-    if preset is None or PurePosixPath(preset) != file:
+    epochs = str(first.get("num_epochs", DIFFSYNTH["num_epochs"].default))
+    folder, preset = first.get("output_path", ""), second.get(PRESET[0])
+    # A flag without a value is True.
+    if not re.fullmatch(r"\d{1,9}", epochs) or not isinstance(folder, str):
+        return None
+    file = PurePosixPath(folder) / f"epoch-{int(epochs) - 1}.safetensors"
+    if not isinstance(preset, str) or PurePosixPath(preset) != file:
         return None
     if not second.get(PRESET[1]) == first.get("lora_base_model") == second.get("lora_base_model"):
         return None

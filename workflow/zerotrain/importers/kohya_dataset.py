@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact.yaml_text import check_nesting
 from zerotrain.config.image_source import ImageSourceConfig
 from zerotrain.data.listing import list_images
 from zerotrain.errors import PipelineError
@@ -25,6 +26,8 @@ from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.keys import KOHYA_DATASET
 
 BUCKETS = ("bucket_reso_steps", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale")
+LONGEST = 65536
+"""Pixels of a side; no format of images has more."""
 VARIANTS = "variants of each caption are drawn once and stored; training draws one each time"
 SUBFOLDERS = "{} images in subfolders of {} are trained on, too; kohya's scripts read none of them"
 REGULARISATION = (
@@ -68,8 +71,9 @@ def read_kohya_dataset(path: Path, result: ImportedConfig) -> None:
 
 def _read_subsets(path: Path, result: ImportedConfig) -> list[_Subset]:
     found = load_json(path) if path.suffix.casefold() == ".json" else _load_toml(path)
-    datasets = found.pop("datasets", [])
-    general = _keys(found.pop("general", {}), f"{path}: general", result)
+    datasets = _tables(found, "datasets", str(path))
+    (general,) = _tables({"general": [found.pop("general", {})]}, "general", str(path))
+    general = _keys(general, f"{path}: general", result)
     if found:
         raise PipelineError(
             f"{path}: {min(found)}: neither [general] nor [[datasets]]",
@@ -77,7 +81,7 @@ def _read_subsets(path: Path, result: ImportedConfig) -> list[_Subset]:
         )
     subsets = []
     for number, dataset in enumerate(datasets):
-        inner = dataset.pop("subsets", [])
+        inner = _tables(dataset, "subsets", f"{path}: datasets.{number}")
         shared = general | _keys(dataset, f"{path}: datasets.{number}", result)
         for place, own in enumerate(inner):
             where = f"{path}: datasets.{number}.subsets.{place}"
@@ -89,9 +93,26 @@ def _read_subsets(path: Path, result: ImportedConfig) -> list[_Subset]:
     return subsets
 
 
+def _tables(section: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
+    """Take a list of tables out of a section.
+
+    Raises:
+        PipelineError: it is something else.
+    """
+    found = section.pop(name, [])
+    if isinstance(found, list) and all(isinstance(one, dict) for one in found):
+        return found
+    raise PipelineError(
+        f"{where}: {name}: must be keys with values (found {found!r})",
+        hint="write it as docs/config_README-en.md of kohya's scripts has it",
+    )
+
+
 def _load_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        check_nesting(text, str(path))
+        return tomllib.loads(text)
     except OSError as error:
         raise PipelineError(
             f"{path}: cannot be read: {error.strerror}", hint="name a file that is there"
@@ -206,7 +227,11 @@ def _side(subset: _Subset) -> int:
     """
     given = subset.values.get("resolution")
     width, height = given if isinstance(given, list) and len(given) == 2 else (given, given)
-    if not isinstance(width, int) or not isinstance(height, int):
+    if (
+        not isinstance(width, int)
+        or not isinstance(height, int)
+        or not (0 < width <= LONGEST and 0 < height <= LONGEST)
+    ):
         raise PipelineError(
             f"resolution is {given}", hint="give each dataset a number, or [width, height]"
         )
@@ -242,6 +267,12 @@ def _put_buckets(subsets: list[_Subset], result: ImportedConfig) -> None:
     side, step, least, most, _ = min(shared)
     if any(one[1] != step for one in shared):
         raise PipelineError("bucket_reso_steps differs between datasets", hint="give them one")
+    if step < 1 or not 0 < least <= most <= LONGEST:
+        raise PipelineError(
+            f"buckets of {least} to {most} pixels in steps of {step}",
+            hint=f"bucket_reso_steps, min_bucket_reso and max_bucket_reso are at least 1, in this "
+            f"order, and at most {LONGEST}",
+        )
     result.keep("bucket_reso_steps", step, f"{key}.alignment")
     if all(one[4] for one in shared):
         reason = "sizes are computed in another way; smaller images get a smaller bucket"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -139,7 +140,7 @@ def simpletuner_config(words: list[str]) -> Path:
             hint="paste `simpletuner train` or `simpletuner train --env NAME`",
         )
     path = named_file(str(Path("config") / name / "config.json"))
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises on a name that is too long
         raise PipelineError(
             f"simpletuner train reads {path}, which is not there",
             hint="run this in SimpleTuner's folder, or `zerotrain launch import FILE`",

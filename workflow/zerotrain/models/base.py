@@ -245,7 +245,7 @@ def read_model_type(path: Path, source: str) -> str:
 def _read_keys(path: Path, source: str) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PipelineError(
             f"{source}: {path.name} is not JSON ({error})", hint="download the model again"
         ) from error

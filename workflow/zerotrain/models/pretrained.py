@@ -19,8 +19,15 @@ from zerotrain.errors import PipelineError
 REFUSED = "trust_remote_code"
 """A word of the message of transformers about code that it would have to run."""
 CONFIG = "config.json"
+CONFIGS = (
+    *(CONFIG, "model_index.json", "scheduler_config.json", "generation_config.json"),
+    *("preprocessor_config.json", "tokenizer_config.json"),
+)
+"""Files that hold keys with values. diffusers would take a name in place of them for a hub id."""
 DEPTH = re.compile(r"(^|_)(n_)?(layers?|blocks|depth)(_|$)")
 """Names of the numbers of layers in a config.json: num_hidden_layers, layers_per_block, n_layer."""
+OUT_OF_MEMORY = "OutOfMemoryError"
+"""The device's memory; its message is made where the command is known."""
 MOST_LAYERS = 1000
 """The deepest known models have 200. A module takes memory and time, even on the meta device."""
 
@@ -34,13 +41,14 @@ def from_pretrained(cls: Any, place: Path, **options: Any) -> Any:
         **options: Further arguments of the loader.
 
     Raises:
-        PipelineError: the model needs Python code of its own, or has more than MOST_LAYERS layers.
+        PipelineError: the model needs Python code of its own, has more than MOST_LAYERS layers, or
+            is damaged.
     """
-    for file in (place / CONFIG, *place.glob(f"*/{CONFIG}")):
-        # The loader reports a damaged file.
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            check_depth(json.loads(file.read_text(encoding="utf-8")), file)
-    with _no_code(str(place)):
+    for name in CONFIGS:
+        for file in (place / name, *place.glob(f"*/{name}")):
+            if file.is_file():
+                check_depth(read_config(file), file)
+    with loading(str(place)):
         return cls.from_pretrained(place, **options, **_refusal(cls))
 
 
@@ -48,12 +56,30 @@ def from_config(cls: Any, config: Any, **options: Any) -> Any:
     """Call `cls.from_config`, without code from the folder that the configuration is from.
 
     Raises:
-        PipelineError: the model needs Python code of its own, or has more than MOST_LAYERS layers.
+        PipelineError: the model needs Python code of its own, has more than MOST_LAYERS layers, or
+            its values are damaged.
     """
     place = getattr(config, "name_or_path", "") or CONFIG
     check_depth(config if isinstance(config, Mapping) else config.to_dict(), place)
-    with _no_code(place):
+    with loading(str(place)):
         return cls.from_config(config, **options, **_refusal(cls))
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Read a config.json, or another of CONFIGS.
+
+    Raises:
+        PipelineError: it cannot be read, or holds no keys with values.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds {type(found).__name__}, not keys with values")
+    except (OSError, ValueError, RecursionError) as error:
+        raise PipelineError(
+            f"{file}: cannot be read ({error})", hint="download the model again"
+        ) from error
+    return found
 
 
 def check_depth(config: Any, file: str | Path) -> None:
@@ -93,7 +119,7 @@ def load_peft(model: Any, folder: Path) -> Any:
     """Return peft's model with the adapter of a folder; peft itself refuses the folder's code."""
     from peft import PeftModel
 
-    with _no_code(str(folder)):
+    with loading(str(folder)):
         return PeftModel.from_pretrained(model, str(folder))
 
 
@@ -105,16 +131,39 @@ def _refusal(cls: Any) -> dict[str, bool]:
 
 
 @contextlib.contextmanager
-def _no_code(place: str) -> Iterator[None]:
+def loading(place: str) -> Iterator[None]:
+    """Turn what a library raises on a file of others into a sentence, and run none of its code.
+
+    Raises:
+        PipelineError: the block raised, and not because of the machine or a missing package.
+    """
     from transformers import dynamic_module_utils
 
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # parts that a library loads itself ask nothing
     try:
         yield
-    except ValueError as error:
-        if REFUSED not in str(error):
+    except BaseException as error:
+        if not _is_of_file(error):
             raise
+        if REFUSED in str(error):
+            raise PipelineError(
+                f"{place}: is a model with Python code of its own, which is not run",
+                hint="choose a model whose class is part of transformers or diffusers",
+            ) from error
+        cause = " ".join(str(error).split())[:300]
         raise PipelineError(
-            f"{place}: is a model with Python code of its own, which is not run",
-            hint="choose a model whose class is part of transformers or diffusers",
+            f"{place}: cannot be loaded ({type(error).__name__}: {cause})",
+            hint="a file of it is damaged, or of another version of its library: download the "
+            "model again",
         ) from error
+
+
+def _is_of_file(error: BaseException) -> bool:
+    """Return whether an error can be of a file's content, rather than of the machine."""
+    if isinstance(error, PipelineError | MemoryError | ImportError):
+        return False
+    if isinstance(error, OSError) and error.errno is not None:
+        return False
+    # By their names: torch is not imported here, and the other is the tokenizers' panic in Rust.
+    name = type(error).__name__
+    return name == "PanicException" or (isinstance(error, Exception) and name != OUT_OF_MEMORY)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import shutil
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from zerotrain.models.families.conditioning import (
 from zerotrain.models.families.identity import CHANNELS, identity_autoencoder
 from zerotrain.models.families.model_family import CONFIG, ModelFamily
 from zerotrain.models.families.pipeline_sampling import PipelineSampling
-from zerotrain.models.pretrained import from_config, from_pretrained
+from zerotrain.models.pretrained import from_config, from_pretrained, read_config
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -124,7 +123,7 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
             PipelineError: the denoiser takes latents with another number of channels.
         """
         path = base / self.trained_part / CONFIG
-        channels = self.latent_channels(json.loads(path.read_text(encoding="utf-8")))
+        channels = self.latent_channels(read_config(path))
         if channels != CHANNELS:
             raise PipelineError(
                 f"vae: identity makes pixels of {CHANNELS} channels the latents, and the "
@@ -147,7 +146,7 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
 
     def empty_model(self, base: Path) -> torch.nn.Module:
         """Build the denoiser that config.json describes, on the meta device."""
-        config = self._class().load_config(base / self.trained_part / CONFIG)
+        config = read_config(base / self.trained_part / CONFIG)
         # Not accelerate's init_empty_weights, which separates tied weights.
         with torch.device("meta"):
             model: torch.nn.Module = from_config(self._class(), config)

@@ -22,6 +22,7 @@ from zerotrain.data.conversation import PROMPT
 from zerotrain.errors import PipelineError
 from zerotrain.machine.trial import try_out
 from zerotrain.models.families import Tokens
+from zerotrain.models.pretrained import loading
 
 if TYPE_CHECKING:
     from zerotrain.data.conversation import Message
@@ -109,7 +110,7 @@ def _segments(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[list[in
         elif found:
             found.append((_plain_ids(tokenizer, message.content + after), False))
         else:  # with the token that begins a text, if the tokenizer has one
-            ids = tokenizer(message.content + after).input_ids
+            ids = _ids(tokenizer, message.content + after)
             found.append((ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids, False))
     return found
 
@@ -187,10 +188,14 @@ def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]], *, question: 
 
 
 def _plain_ids(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-    return ids
+    return _ids(tokenizer, text, add_special_tokens=False)
 
 
 def _cut(tokenizer: Any, text: str, max_length: int) -> list[int]:
-    ids: list[int] = tokenizer(text, truncation=True, max_length=max_length).input_ids
+    return _ids(tokenizer, text, truncation=True, max_length=max_length)
+
+
+def _ids(tokenizer: Any, text: str, **options: Any) -> list[int]:
+    with loading(f"the tokenizer {tokenizer.name_or_path}"):
+        ids: list[int] = tokenizer(text, **options).input_ids
     return ids

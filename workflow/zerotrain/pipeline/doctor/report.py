@@ -13,8 +13,8 @@ from zerotrain.machine.host import gib
 
 HIDDEN = "***"
 NAMES = (
-    r"(?:api[_-]?key|access[_-]?key|(?:private|wandb|encryption)[_-]?key|secret(?:[_-]?key)?|token"
-    r"|passw(?:or)?d|passphrase|_pass|credentials?|authorization)"
+    r"(?:api[_-]?key|access[_-]?key|(?:private|wandb|encryption|account)[_-]?key|secret(?:[_-]?key)?"
+    r"|token|passw(?:or)?d|passphrase|_pass|credentials?|authorization|connection_string|webhook_url)"
 )
 """Parts of the names of values that are secret, as in HF_TOKEN and aws_secret_access_key."""
 NO_SECRET = r"(?:eos|bos|pad|unk|sep|cls|mask|trigger|instance)_token"
@@ -26,6 +26,9 @@ SECRETS = (
     r"\bgl(?:pat|dt|rt|cbt|ptt|ft|soat|agent|imt|wt)-[\w-]{8,}",
     r"\bsk-(?=[\w-]*\d)[\w-]{20,}|\bxox[abeprs]-(?=[\w-]*\d)[\w-]{10,}",
     r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,}|\bAIza[\w-]{20,}|\b(?:npm_|pypi-)[\w-]{16,}",
+    # Webhooks of Discord and Slack, which trainers notify; Stripe, SendGrid, Telegram.
+    r"(?<=/webhooks/)\d+/[\w-]+|(?<=hooks\.slack\.com/services/)[\w/]+",
+    r"\b[rs]k_(?:live|test)_\w{8,}|\bSG\.[\w-]{16,}\.[\w-]{16,}|\b\d{6,}:[\w-]{30,}",
     r"\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*",  # a JSON Web Token
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     # W&B's former keys; commits have as many digits.
@@ -36,7 +39,12 @@ SECRETS = (
     r"(?i:(?<=authorization: )(?:bearer|basic)\s+[^\s\"']+)",
     r"(?i:\b(?:bearer|basic)\s+(?=[\w~+/=-]*[.\d_~+/=]\w)[\w.~+/=-]{8,})",
 )
-"""Forms of keys, as the well-known scanners look for them."""
+"""Forms of keys, as the well-known scanners look for them.
+
+A list of our own: detect-secrets 1.5.0, the maintained library, finds keys only in their exact form
+and knows neither Hugging Face's, Anthropic's and W&B's keys nor `Bearer`, `TOKEN@host` and `sig=`.
+A text that is to be pasted rather loses a word too many.
+"""
 _SECRET = re.compile("|".join(SECRETS))
 _NAMED = re.compile(
     rf"""(?ix)\b (?!(?:[\w.-]*[.-])?{NO_SECRET}\b) ([\w.-]*{NAMES}(?:_?\d+)? ["']? \s*[:=]\s*)

@@ -10,6 +10,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.state.checkpoint_path import OPTIMIZERS, find_checkpoint
 from zerotrain.state.external.accelerate import OF_STEP, open_accelerate, open_weights_file
 from zerotrain.state.external.checkpoint import ExternalCheckpoint
+from zerotrain.state.external.consistency import reading
 from zerotrain.state.external.deepspeed import open_deepspeed
 from zerotrain.state.external.ranks import find_tag_folder, is_tag_folder, is_universal
 from zerotrain.state.external.universal import describe_omissions, open_universal, write_universal
@@ -36,7 +37,13 @@ def open_external(
     Raises:
         PipelineError: the layout is unknown, or the checkpoint is damaged or incomplete.
     """
-    folder = find_checkpoint(folder)
+    with reading(folder):
+        return _open(find_checkpoint(folder), trust_pickle, parameter_names)
+
+
+def _open(
+    folder: Path, trust_pickle: bool, parameter_names: Sequence[str] | None
+) -> ExternalCheckpoint:
     if folder.is_file():
         return open_weights_file(folder, parameter_names=parameter_names)
     if not folder.is_dir():

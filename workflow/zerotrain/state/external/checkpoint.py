@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from zerotrain.errors import PipelineError
+from zerotrain.state.external.consistency import reading
 from zerotrain.state.external.torch_optimizer import TorchOptimizer
 from zerotrain.state.position import TrainerState
 
@@ -67,21 +68,23 @@ class ExternalCheckpoint:
         Raises:
             PipelineError: the files have more or fewer elements than the parameter's shape.
         """
-        pieces, size = list(self.pieces(name, slot)), torch.Size(self.shapes[name])
-        if len(pieces) == 1 and pieces[0].dtype == torch.float32:
-            only = pieces[0].detach()
-            if only.is_contiguous() and only.numel() == size.numel():
-                return only.view(size)
-        whole = torch.empty(size, dtype=torch.float32)
-        self._fill(whole, pieces, f"{name} ({slot})")
-        return whole
+        with reading(self.folder):
+            pieces, size = list(self.pieces(name, slot)), torch.Size(self.shapes[name])
+            if len(pieces) == 1 and pieces[0].dtype == torch.float32:
+                only = pieces[0].detach()
+                if only.is_contiguous() and only.numel() == size.numel():
+                    return only.view(size)
+            whole = torch.empty(size, dtype=torch.float32)
+            self._fill(whole, pieces, f"{name} ({slot})")
+            return whole
 
     def frozen_tensor(self, name: str) -> torch.Tensor:
         """Return the full tensor of one frozen parameter, in its dtype."""
-        pieces = list(self.frozen_pieces(name))
-        whole = torch.empty(self.frozen[name], dtype=pieces[0].dtype)
-        self._fill(whole, pieces, f"{name} (frozen)")
-        return whole
+        with reading(self.folder):
+            pieces = list(self.frozen_pieces(name))
+            whole = torch.empty(self.frozen[name], dtype=pieces[0].dtype)
+            self._fill(whole, pieces, f"{name} (frozen)")
+            return whole
 
     def _fill(self, whole: torch.Tensor, pieces: Iterable[torch.Tensor], what: str) -> None:
         flat, filled = whole.view(-1), 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,26 @@ STEP_FILES = ("trainer_state.json", "training_state.json")
 GROUP_VALUES = ("lr", "eps", "weight_decay", "betas")
 """The values of a param group that are kept."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Turn what damaged values raise, wherever they are used, into a sentence.
+
+    The readers name file and key of those that they check.
+
+    Raises:
+        PipelineError: the block raised what values of other types and sizes raise.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as e:
+        cause = " ".join(str(e).split())[:200]
+        raise PipelineError(
+            f"{folder}: a value in its files is missing, or has another type or size "
+            f"({type(e).__name__}: {cause})",
+            hint=AGAIN,
+        ) from e
 
 
 def read_json(path: Path) -> dict[str, Any]:

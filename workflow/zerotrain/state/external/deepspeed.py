@@ -11,6 +11,7 @@ import torch
 
 from zerotrain.state.external import numbered, rank_consistency
 from zerotrain.state.external.checkpoint import ExternalCheckpoint, external_state
+from zerotrain.state.external.consistency import read_number
 from zerotrain.state.external.partitions import Partitions, Zero3, Zero12, frozen_pieces
 from zerotrain.state.external.ranks import (
     Rank,
@@ -148,11 +149,13 @@ def describe_engine(
     }
     precisions = [p for p in ("bf16", "fp16") if section(config, p).get("enabled") is True]
     mixed = "bf16" if prefixed else next(iter(precisions), "no" if config else "unknown")
-    batch = model.get("global_samples", 0) / max(model["global_steps"], 1)
+    batch = (model.get("global_samples") or 0) / max(model["global_steps"], 1)
     return {
         "preset": "",
         "engine": "deepspeed",
-        "zero_stage": int(zero.get("stage", 1) if stage is None else stage),
+        "zero_stage": int(read_number(zero.get("stage", 1), "ds_config", "stage"))
+        if stage is None
+        else stage,
         "offload_optimizer": offload["optimizer"],
         "offload_param": offload["param"],
         "world_size": int(model.get("dp_world_size") or 1),

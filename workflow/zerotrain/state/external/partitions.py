@@ -64,6 +64,10 @@ class Zero12(Partitions):
     def __init__(self, ranks: list[Rank], shapes: list[dict[str, torch.Size]]) -> None:
         super().__init__(ranks)
         alignments = ranks[0].optimizer.get(ALIGNMENTS) or [[0] * len(group) for group in shapes]
+        if [*map(len, alignments)] != [*map(len, shapes)]:
+            raise layout_error(
+                ranks[0].path, f"{ALIGNMENTS} and the parameters differ in their numbers"
+            )
         for number, (group, paddings) in enumerate(zip(shapes, alignments, strict=True)):
             start = 0
             for (name, shape), padding in zip(group.items(), paddings, strict=True):

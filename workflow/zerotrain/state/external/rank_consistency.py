@@ -67,7 +67,7 @@ def check_weights(tag: Path, ranks: list[Rank], layout: Partitions, step: int) -
     if not _is_quantized(model):
         for path, module in [*held.items(), *_gathered_weights(tag)]:
             for name, weights in module.items():
-                if name in layout.place and weights.numel():
+                if name in layout.place and isinstance(weights, torch.Tensor) and weights.numel():
                     compared += 1
                     _check_parts(path, name, weights, layout, steps if step != updates else "")
     notes = []

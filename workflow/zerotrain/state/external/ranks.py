@@ -10,6 +10,8 @@ from typing import Any
 
 from zerotrain.errors import PipelineError
 from zerotrain.state.external import pickles, records
+from zerotrain.state.external.consistency import read_number
+from zerotrain.state.external.documents import ModelFile, OptimizerFile, check_document
 
 OPTIMIZER_FILE = re.compile(r"((?:bf16_|fp16_)?zero_pp_rank_)(\d+)_mp_rank_(\d+)_optim_states\.pt")
 MODEL_FILE = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
@@ -100,6 +102,7 @@ def read_model(path: Path, *, trust_pickle: bool) -> dict[str, Any]:
     model = pickles.load(path, trust_pickle=trust_pickle)
     if not isinstance(model, dict) or "global_steps" not in model:
         raise layout_error(path, "no model file of DeepSpeed's engine (global_steps is not in it)")
+    check_document(model, ModelFile, path)
     check_saved_name(path)
     return model
 
@@ -159,11 +162,13 @@ def read_ranks(tag: Path, *, trust_pickle: bool) -> list[Rank]:
         document = pickles.load(path, trust_pickle=trust_pickle)
         state = document.get("optimizer_state_dict") if isinstance(document, dict) else None
         if not isinstance(state, dict) or "partition_count" not in state:
+            held = state if isinstance(state, dict) else document
+            keys = ", ".join(map(str, held)) if isinstance(held, dict) else type(held).__name__
             raise layout_error(
                 path,
-                f"a layout that is not known, of DeepSpeed {version(document)}: it holds "
-                f"{', '.join(map(str, state if isinstance(state, dict) else document))}",
+                f"a layout that is not known, of DeepSpeed {version(document)}: it holds {keys}",
             )
+        check_document(state, OptimizerFile, path)
         count = state["partition_count"]
         counts = set(count) if isinstance(count, list) else {count}
         if len(counts) > 1:
@@ -207,11 +212,15 @@ def section(document: dict[str, Any], key: str) -> dict[str, Any]:
 def loss_scale(optimizer: dict[str, Any]) -> dict[str, Any] | None:
     """Return the loss scale under our names (runtime/fp16/loss_scaler.py); None without fp16."""
     scaler: Any = optimizer.get("loss_scaler")
-    scale = float(getattr(scaler, "cur_scale", 1.0))
+
+    def number(name: str, default: float | None = None) -> float:
+        return read_number(getattr(scaler, name, default), "the optimizer's loss_scaler", name)
+
+    scale = number("cur_scale", 1.0)
     if not getattr(scaler, "dynamic", False):
         return None if scale == 1.0 else {"scale": scale, "good_steps": 0}
-    good = scaler.cur_iter - scaler.last_overflow_iter - 1
-    if good > scaler.scale_window:  # it doubles at the update after each window, and keeps counting
-        good = (good - 1) % scaler.scale_window + 1
-    left = int(getattr(scaler, "cur_hysteresis", 1))
+    good, window = number("cur_iter") - number("last_overflow_iter") - 1, number("scale_window")
+    if good > window > 0:  # it doubles at the update after each window, and keeps counting
+        good = (good - 1) % window + 1
+    left = int(number("cur_hysteresis", 1))
     return {"scale": scale, "good_steps": int(good), "hysteresis": left}
