@@ -26,7 +26,8 @@ UV = VENV / "bin" / "uv"
 LOG = VENV / "setup.log"
 STAMP = VENV / "setup.json"
 CONSTRAINTS = ROOT / "envs" / "constraints.txt"
-INPUTS = (CONSTRAINTS, ROOT / "pyproject.toml")
+CUDA = ROOT / "envs" / "cuda.txt"
+INPUTS = (CONSTRAINTS, CUDA, ROOT / "pyproject.toml")
 
 OLDEST = (3, 11)
 COMPILERS = ("c++", "g++", "clang++")
@@ -35,12 +36,19 @@ FREE_GB = 5
 FREE_GB_CUDA = 20
 """torch's CUDA build brings about 8 GB of libraries, and their downloads half of that again."""
 
-BUILD_NEEDS = ("uv", "torch", "setuptools", "packaging", "psutil", "py-cpuinfo", "ninja", "numpy")
-"""Installed first: deepspeed ships as source, and its build asks for torch and all after it."""
+BUILD_NEEDS = ("torch", "setuptools", "packaging", "psutil", "py-cpuinfo", "ninja", "numpy")
+"""Installed first: deepspeed ships as source, and its build asks for all of them."""
 OPS_LABEL = "DeepSpeed's compiled ops"
 
 AGAIN = "then run make again: set-up resumes where it stopped"
-PIP_FAILURES = (
+FAILURES = (
+    (
+        ("Hash mismatch", "DO NOT MATCH THE HASHES", "Hashes are required", "`--require-hashes`"),
+        "the package index gives a file that is not the pinned one",
+        "find the package and both hashes in the log; where you trust another build of torch, add "
+        "its hash to torch's line in envs/constraints.txt, else install from an index that has the "
+        f"published files, {AGAIN}",
+    ),
     (
         ("No space left on device",),
         "the disk is full",
@@ -198,61 +206,92 @@ def _is_healthy() -> bool:
 
 
 def install() -> None:
-    """Install the pinned packages and compile DeepSpeed's ops.
+    """Install the pinned packages, each file by its hash, and compile DeepSpeed's ops meanwhile.
 
-    pip fetches torch, since its settings say which build this machine takes, and uv, which installs
-    the rest in a fraction of pip's time. The compilers work while uv does.
+    pip installs uv alone, which installs the rest in a fraction of pip's time. What is built from
+    source uses the pinned build tools (--no-build-isolation): an isolated build would fetch others.
     """
-    pip = [BIN, "-m", "pip", "install", "--no-input", "--no-build-isolation", "-c", CONSTRAINTS]
+    keep_bytecode()
     pinned = pins()
-    run(
-        f"torch {pinned['torch']}",
-        *pip,
-        "--no-compile",  # compile_bytecode does it on all cores
-        *BUILD_NEEDS,
-        explain=PIP_FAILURES,
-    )
-    uv = [UV, "pip", "install", "--python", BIN, "--no-build-isolation", "-c", CONSTRAINTS]
-    settings = pip_settings()
+    only_uv = write_pins("uv.txt", [pinned["uv"]])
+    pip = [BIN, "-m", "pip", "install", "--no-input", "--require-hashes"]
+    run(f"uv {version(pinned['uv'])}", *pip, "-r", only_uv, explain=FAILURES)
+    settings = pip_settings(BIN)
     env = uv_settings(settings)
-    if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
-        uv.append("--no-index")  # uv reads no variable for it
-    deepspeed = f"deepspeed {pinned['deepspeed']}"
-    if not run(deepspeed, *uv, "deepspeed", env=env, may_fail=True):
-        # Settings that only pip understands: a keyring, a client certificate.
-        print("  uv could not install it; pip installs all packages", flush=True)
-        run(deepspeed, *pip, "deepspeed", explain=PIP_FAILURES)
-        uv, env = pip, {}
+    offline = ["--no-index"] if settings.get("no-index", "").lower() in TRUE else []
+    uv = [UV, "pip", "install", "--python", BIN, "--no-build-isolation", *offline]
+    pinned["torch"] = of_build(pinned["torch"], torch_build(offline, env))
+    all_pins = write_pins("pins.txt", list(pinned.values()))
+    checked = [*uv, "--require-hashes", "-c", all_pins, "-c", CUDA]
+    needs = write_pins("needs.txt", [pinned[name] for name in BUILD_NEEDS])
+    run(f"torch {version(pinned['torch'])}", *checked, "-r", needs, env=env, explain=FAILURES)
+    source = write_pins("deepspeed.txt", [pinned["deepspeed"]])
+    label = f"deepspeed {version(pinned['deepspeed'])}"
+    run(label, *checked, "-r", source, env=env, explain=FAILURES)
     with Step(OPS_LABEL, BIN, "-m", "zerotrain.machine.compiled_ops") as ops:
         packages = f"{len(pinned)} packages"
-        run(packages, *uv, "-e", f"{ROOT}[dev]", env=env, explain=PIP_FAILURES)
-        compile_bytecode()
+        run(packages, *checked, "-r", all_pins, env=env, explain=FAILURES)
+        run("zerotrain", *uv, "--no-deps", "-e", ROOT, env=env, explain=FAILURES)
         finish_ops(ops)
 
 
-def compile_bytecode() -> None:
-    """Compile all installed packages: uv compiles only what its own call installs, and not torch.
+def pins(file: Path = CONSTRAINTS) -> dict[str, str]:
+    """Return the line of each pinned package by its name: version, condition and hashes."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return {line.split("==")[0]: line for line in lines if "==" in line and line[0] != "#"}
 
-    Without it each process compiles torch, diffusers and DeepSpeed again where Python may write no
-    bytecode (PYTHONDONTWRITEBYTECODE, which images of containers set).
+
+def version(pin: str) -> str:
+    """Return the version that a line pins."""
+    return pin.split()[0].split("==")[1]
+
+
+def of_build(pin: str, build: str) -> str:
+    """Return the line of a pin for one of its builds: 2.13.0+cpu, say.
+
+    Only to pip are the builds of a version the same; uv looks for the hashes of this very one, and
+    pip prefers a build whose hash is known before it is read.
     """
-    # Some packages have files for newer Pythons: what cannot be compiled is not imported here.
-    script = (
-        "import compileall, sysconfig; "
-        "compileall.compile_dir(sysconfig.get_path('purelib'), quiet=2, workers=0)"
-    )
-    run("bytecode of all packages", BIN, "-c", script)
+    return pin.replace(version(pin), build, 1)
 
 
-def pins() -> dict[str, str]:
-    """Return the pinned version of each package by its name."""
-    lines = CONSTRAINTS.read_text(encoding="utf-8").splitlines()
-    return dict(line.split("==", 1) for line in lines if "==" in line and line[0] != "#")
+def write_pins(name: str, lines: "list[str]") -> Path:
+    """Write pins to a file of .venv, which is removed at the end."""
+    folder = VENV / "tmp"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder / name
 
 
-def pip_settings() -> dict[str, str]:
+def torch_build(offline: "list[str]", env: "dict[str, str]") -> str:
+    """Return the version of torch that this machine takes, with its build."""
+    torch = write_pins("torch.txt", [pins()["torch"].split()[0]])
+    found = write_pins("found.txt", [])
+    plain = ["--no-deps", "--no-header", "--no-annotate", "--output-file", found]
+    command = [UV, "pip", "compile", "--python", BIN, *offline, *plain, torch]
+    run("torch's build", *command, env=env, explain=FAILURES)
+    return version(found.read_text(encoding="utf-8"))
+
+
+def keep_bytecode() -> None:
+    """Let every Python of .venv keep the bytecode of what it imports.
+
+    Images of containers set PYTHONDONTWRITEBYTECODE, with which each process would compile torch,
+    diffusers and DeepSpeed again. To compile all packages here would take a minute.
+    """
+    for packages in VENV.glob("lib/python3*/site-packages"):
+        line = "import sys; sys.dont_write_bytecode = False\n"
+        (packages / "keep_bytecode.pth").write_text(line, encoding="utf-8")
+
+
+TRUE = ("1", "true", "yes", "on")
+KEYRINGS = {"import": "subprocess", "subprocess": "subprocess", "disabled": "disabled"}
+"""uv's value for each keyring-provider of pip; uv knows no other than the command `keyring`."""
+
+
+def pip_settings(python: object) -> dict[str, str]:
     """Return the settings of pip's files and variables by option; a variable overrides a file."""
-    command = [str(BIN), "-m", "pip", "config", "list"]
+    command = [str(python), "-m", "pip", "config", "list"]
     found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     settings = {}
     for line in found.splitlines():
@@ -272,6 +311,10 @@ def uv_settings(pip: dict) -> dict[str, str]:  # type: ignore[type-arg]
         "UV_FIND_LINKS": ",".join(pip.get("find-links", "").split()),
         "UV_HTTP_TIMEOUT": pip.get("default-timeout", "") or pip.get("timeout", ""),
         "SSL_CERT_FILE": pip.get("cert", ""),
+        "SSL_CLIENT_CERT": pip.get("client-cert", ""),
+        "UV_INSECURE_HOST": pip.get("trusted-host", ""),
+        "UV_KEYRING_PROVIDER": KEYRINGS.get(pip.get("keyring-provider", ""), ""),
+        "HTTP_PROXY": pip.get("proxy", ""),
         "HTTPS_PROXY": pip.get("proxy", ""),
         # pip takes a pinned version from whichever index has it.
         "UV_INDEX_STRATEGY": "unsafe-best-match",
@@ -282,11 +325,19 @@ def uv_settings(pip: dict) -> dict[str, str]:  # type: ignore[type-arg]
 def download(folder: Path) -> None:
     """Put the pinned packages into a folder, for a set-up without a network.
 
-    It runs in an environment that is set up: to say what it needs, deepspeed asks for torch.
+    It runs in an environment that is set up, of which it takes torch's build: to say what it needs,
+    deepspeed asks for torch. Only pip downloads without installing.
     """
+    from importlib.metadata import distributions
+
+    installed = {each.metadata["Name"].lower(): each.version for each in distributions()}
+    pinned = pins()
+    pinned["torch"] = of_build(pinned["torch"], installed["torch"])
+    cuda = [line for name, line in pins(CUDA).items() if name in installed]
+    needs = write_pins("pins.txt", [*pinned.values(), *cuda])
     pip = [sys.executable, "-m", "pip", "download", "--no-input", "--no-build-isolation"]
-    needs = [*BUILD_NEEDS, "-r", CONSTRAINTS, "-c", CONSTRAINTS]
-    run(f"packages for {folder}", *pip, "-d", folder, *needs, explain=PIP_FAILURES)
+    hashed = ["--no-deps", "--require-hashes", "-r", needs]
+    run(f"packages for {folder}", *pip, "-d", folder, *hashed, explain=FAILURES)
     shutil.rmtree(str(VENV / "tmp"), ignore_errors=True)
 
 

@@ -54,7 +54,7 @@ def test_a_device_out_of_memory_is_a_sentence(
         def raise_it() -> None:
             raise error
 
-        monkeypatch.setattr(cli, "app", raise_it)
+        monkeypatch.setattr(cli, "command_line", lambda words: raise_it)
         cli.main()
 
     monkeypatch.setattr(sys, "argv", ["zerotrain", "--log", "a.log", command, "x"])
@@ -110,6 +110,17 @@ def test_rules_call_commands_with_options_that_exist(stage: str) -> None:
     required = {p.opts[0] for p in COMMANDS[stage].params if p.required and "--" in p.opts[0]}
     assert given <= options
     assert required <= given
+
+
+def test_a_call_builds_only_the_commands_that_it_names() -> None:
+    """The list of commands is the same; one of two words, or after an option's value, is built."""
+    listed = CliRunner().invoke(cli.command_line(["--help"]), ["--help"], prog_name="zerotrain")
+    assert listed.stdout == CliRunner().invoke(cli.app, ["--help"], prog_name="zerotrain").stdout
+    words = ["--log", "sample", "cache", "prune", "--dry-run"]
+    made: Any = typer.main.get_command(cli.command_line(words))
+    assert made.commands["sample"].params
+    assert "prune" in made.commands["cache"].commands
+    assert [one.name for one in made.commands["generate"].params] == []
 
 
 def test_help_groups_commands_by_what_they_are_for(

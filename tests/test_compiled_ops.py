@@ -62,7 +62,9 @@ def test_later_processes_use_the_compiler_that_built(
     monkeypatch.setenv("CXX", "g++")
     compiled_ops.build()
     monkeypatch.setenv("CXX", "clang++")
-    assert compiled_ops.environment()["CXX"] == "g++"
+    compiler = Path(compiled_ops.environment()["CXX"])
+    assert compiler.name == "g++"
+    assert subprocess.run([compiler, "--version"], capture_output=True).returncode == 0
 
 
 def test_failed_build_says_the_compilers_first_error(fresh_ops: Path, stand_in: Path) -> None:

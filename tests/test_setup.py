@@ -4,6 +4,7 @@ once."""
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -162,6 +163,8 @@ def test_missing_python_is_refused(project: Path) -> None:
         ("ERROR: No matching distribution found for x==1", "no build for this Python"),
         ("cause: tcp connect error", "package index cannot be reached"),
         ("x No solution found when resolving dependencies", "no build for this Python"),
+        ("cause: Hash mismatch for idna==3.1", "gives a file that is not the pinned one"),
+        ("THESE PACKAGES DO NOT MATCH THE HASHES", "gives a file that is not the pinned one"),
         ("error: something else", "its last lines are"),
     ],
 )
@@ -171,7 +174,7 @@ def test_failures_of_pip_are_reported_in_a_sentence(
     """Known causes get their own words and command, others the end of the log and its place."""
     setup.VENV.mkdir()
     with pytest.raises(SystemExit) as caught:
-        setup.run("packages", "sh", "-c", f"echo '{output}'; exit 1", explain=setup.PIP_FAILURES)
+        setup.run("packages", "sh", "-c", f"echo '{output}'; exit 1", explain=setup.FAILURES)
     assert caught.value.code == 2
     text = one_sentence(capsys.readouterr().err)
     assert sentence in text
@@ -236,76 +239,100 @@ def test_uv_looks_where_pip_looks(
     monkeypatch.setenv("PIP_CERT", "/variable.pem")
     monkeypatch.setenv("PIP_FIND_LINKS", "/wheels /more")
     monkeypatch.setenv("UV_HTTP_TIMEOUT", "30")
-    monkeypatch.setattr(setup, "BIN", PYTHON)
-    assert setup.uv_settings(setup.pip_settings()) == {
+    monkeypatch.setenv("PIP_TRUSTED_HOST", "mirror")
+    monkeypatch.setenv("PIP_KEYRING_PROVIDER", "import")
+    assert setup.uv_settings(setup.pip_settings(PYTHON)) == {
         "UV_DEFAULT_INDEX": "https://mirror/simple",
         "UV_INDEX": "https://one/simple https://two/simple",
         "UV_FIND_LINKS": "/wheels,/more",
+        "UV_INSECURE_HOST": "mirror",
+        "UV_KEYRING_PROVIDER": "subprocess",
         "SSL_CERT_FILE": "/variable.pem",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
     }
 
 
-@pytest.mark.parametrize("works", [True, False])
-def test_pip_installs_where_uv_cannot(
-    setup: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    works: bool,
-) -> None:
-    """The same pins by either; the ops are compiled in both cases."""
+@pytest.fixture
+def installers(setup: ModuleType) -> Path:
+    """A file with the calls of Python and uv, which do nothing: uv takes torch's build rocm."""
     tools = setup.VENV / "bin"
     tools.mkdir(parents=True)
     calls = setup.VENV / "calls"
     for name in ("python", "uv"):
-        code = 0 if works or name == "python" else 1
-        (tools / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {calls}\nexit {code}\n')
-        (tools / name).chmod(0o755)
+        file = tools / name
+        file.write_text(
+            f'#!/bin/sh\necho "{name} $*" >> {calls}\ncase "$*" in\n'
+            f"*compile*) echo torch==2.13.0+rocm > {setup.VENV}/tmp/found.txt;;\n"
+            f"*pins.txt*) cp {setup.VENV}/tmp/*.txt {setup.VENV};;\nesac\n"
+        )
+        file.chmod(0o755)
+    return calls
+
+
+def test_every_package_is_installed_by_its_hash(setup: ModuleType, installers: Path) -> None:
+    """uv as well; torch in the build that the machine takes, with the hashes of its version."""
     setup.install()
-    project = f"-c {setup.CONSTRAINTS} -e {setup.ROOT}[dev]"
-    by_uv = f"uv pip install --python {setup.BIN} --no-build-isolation "
-    by_pip = "python -m pip install --no-input --no-build-isolation "
-    lines = calls.read_text().splitlines()
-    assert by_uv + f"-c {setup.CONSTRAINTS} deepspeed" in lines
-    assert (by_uv + project in lines) == works
-    assert (by_pip + project in lines) != works
+    lines = installers.read_text().splitlines()
+    installs = [line for line in lines if " install " in line]
+    assert [line for line in installs if "--require-hashes" not in line] == [
+        f"uv pip install --python {setup.BIN} --no-build-isolation --no-deps -e {setup.ROOT}"
+    ]
     assert "python -m zerotrain.machine.compiled_ops" in lines
-    assert ("uv could not install it" in capsys.readouterr().out) != works
+    constraints = setup.CONSTRAINTS.read_text().splitlines()
+    expected = [
+        line.replace("torch==2.13.0 ", "torch==2.13.0+rocm ") for line in constraints
+        if line[0] != "#"
+    ]  # fmt: skip
+    assert (setup.VENV / "pins.txt").read_text().splitlines() == expected
+    assert [line for line in constraints if line.startswith("uv==")] == (
+        setup.VENV / "uv.txt"
+    ).read_text().splitlines()
 
 
-def test_bytecode_of_every_package_is_compiled(setup: ModuleType, tmp_path: Path) -> None:
-    """Also where no process may write any, and next to files that this Python cannot compile."""
-    venv.create(tmp_path / "venv", with_pip=False)
-    setup.BIN = tmp_path / "venv/bin/python"
-    (packages,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
-    (packages / "good.py").write_text("VALUE = 1\n")
-    (packages / "newer.py").write_text("def f[T: ](): pass\n")
-    setup.VENV.mkdir()
-    setup.compile_bytecode()
-    assert [path.name.split(".")[0] for path in packages.glob("__pycache__/*.pyc")] == ["good"]
+def test_the_build_that_is_installed_is_downloaded(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not the one of the package index, which pip prefers; with the packages of CUDA in use."""
+    calls: list[str] = []
+    monkeypatch.setattr(setup, "run", lambda *words, **more: calls.append(words[-1].read_text()))
+    packages = {"torch": "2.13.0+rocm", "Triton": "3.7.1"}
+    found = [SimpleNamespace(metadata={"Name": k}, version=v) for k, v in packages.items()]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: found)
+    setup.download(tmp_path)
+    (pins,) = calls
+    names = [line.split()[0] for line in pins.splitlines()]
+    assert "torch==2.13.0+rocm" in names
+    assert [name for name in names if name.startswith(("nvidia", "cuda", "triton"))] == [
+        "triton==3.7.1"
+    ]
+
+
+def test_bytecode_is_kept_whatever_the_container_says(setup: ModuleType, tmp_path: Path) -> None:
+    """Each process would compile what it imports again."""
+    venv.create(setup.VENV, with_pip=False)
+    setup.keep_bytecode()
+    (packages,) = setup.VENV.glob("lib/python3*/site-packages")
+    (packages / "module.py").write_text("VALUE = 1\n")
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([setup.BIN, "-c", "import module"], env=env, check=True)
+    assert [*packages.glob("__pycache__/module.*.pyc")]
 
 
 def test_uv_asks_no_index_where_pip_asks_none(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+    setup: ModuleType, installers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a set-up without a network, from fetched wheels."""
-    commands: list[tuple[object, ...]] = []
-    monkeypatch.setattr(setup, "run", lambda label, *words, **more: commands.append(words) or True)
-    monkeypatch.setattr(setup, "pip_settings", lambda: {"no-index": "1"})
-    monkeypatch.setattr(setup, "finish_ops", lambda ops: None)
-    setup.VENV.mkdir()
-    (setup.VENV / "bin").mkdir()
-    setup.BIN.symlink_to("/bin/true")
+    monkeypatch.setattr(setup, "pip_settings", lambda python: {"no-index": "1"})
     setup.install()
-    by_uv = [words for words in commands if words[0] == setup.UV]
-    assert len(by_uv) == 2
-    assert all("--no-index" in words for words in by_uv)
+    by_uv = [line for line in installers.read_text().splitlines() if line.startswith("uv ")]
+    assert len(by_uv) == 5
+    assert all("--no-index" in line for line in by_uv)
 
 
 def test_second_call_does_nothing_until_an_input_changes(
     setup: ModuleType, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stamp holds the content of constraints.txt and pyproject.toml, not their dates."""
+    """The stamp holds the content of the pins and of pyproject.toml, not their dates."""
     steps: list[str] = []
     for step in ("check_machine", "make_environment", "install"):
         monkeypatch.setattr(setup, step, lambda step=step: steps.append(step))
@@ -313,7 +340,7 @@ def test_second_call_does_nothing_until_an_input_changes(
     assert steps == ["check_machine", "make_environment", "install"]
     setup.BIN.parent.mkdir()
     setup.BIN.symlink_to(PYTHON)
-    for path in (setup.CONSTRAINTS, project / "pyproject.toml"):
+    for path in setup.INPUTS:
         steps.clear()
         path.touch()
         setup.main()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.builders.bare_environment import make_bare_environment
 
 ROOT = Path(__file__).parents[2]
 CHOSEN = ("ceilings", "encode_1024", "switch_small_unet", "sdxl_zero2_offload_1024_1")
@@ -63,3 +64,41 @@ def test_the_tuning_compares_arms(tmp_path: Path) -> None:
     assert lines[chosen[2]]["batch"] == 4
     compared = [line.split()[:2] for line in done.stdout.splitlines() if "the default" in line]
     assert compared == [["zero2_offload", arm] for arm in arms]
+
+
+NO_NETWORK = [
+    "unshare",
+    "--map-root-user",
+    "--net",
+    "sh",
+    "-c",
+    'ip link set lo up; exec "$@"',
+    "-",
+]
+
+
+@pytest.mark.soak
+def test_nothing_is_missing_with_only_the_wheels(tmp_path: Path) -> None:
+    """Every measurement, offline, in the environment of a machine with a GPU."""
+    version = ".".join(map(str, sys.version_info[:2]))
+    wheels = tmp_path / "wheels"
+    subprocess.run([ROOT / "benchmarks/gpu_wheels.sh", wheels, version], check=True)
+    assert sum(file.stat().st_size for file in wheels.iterdir()) < 60e6
+    environment = make_bare_environment(tmp_path / "bare", wheels)
+    out = tmp_path / "gpu.jsonl"
+    command = [tmp_path / "bare/bin/python", "benchmarks/gpu.py", "--dry-run", "--out", out]
+    home = {"HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [*NO_NETWORK, *command], cwd=ROOT, env=environment | home,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["name"] for line in lines if not line["ok"]] == []
+    listed = subprocess.run(
+        [sys.executable, "benchmarks/gpu.py", "--list", "--out", tmp_path / "none"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "workflow")},
+        stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    names = {line.split()[0] for line in listed.stdout.splitlines() if " about " in line}
+    assert names <= {line["name"] for line in lines}

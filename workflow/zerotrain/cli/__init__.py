@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -55,16 +55,6 @@ LESS_MEMORY = {
 }
 """What takes less of the device's memory, by command."""
 
-app = typer.Typer(
-    help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-)
-for panel, entries in PANELS.items():
-    for entry in entries:
-        if isinstance(entry, typer.Typer):
-            app.add_typer(entry, rich_help_panel=panel)
-        else:
-            app.command(entry.__name__, rich_help_panel=panel)(entry)
-
 
 def _print_version(asked: bool) -> None:
     """Print the version and end, where it is asked for; click calls it before any command."""
@@ -75,7 +65,6 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def supervised(
     log: Annotated[
         Path | None,
@@ -98,6 +87,38 @@ def supervised(
         raise typer.Exit(supervise(command, log=log))
 
 
+def command_line(words: Collection[str] | None = None) -> typer.Typer:
+    """Return the commands; those that `words` does not name have no parameters, if it is given.
+
+    typer resolves the annotations of all commands, though each call runs one.
+    """
+    made = typer.Typer(
+        help=HELP, callback=supervised, no_args_is_help=True, add_completion=False,
+        pretty_exceptions_enable=False,
+    )  # fmt: skip
+    for panel, entries in PANELS.items():
+        for entry in entries:
+            if isinstance(entry, typer.Typer):
+                named = words is None or entry.info.name in words
+                listed = typer.Typer(name=entry.info.name, help=entry.info.help)
+                made.add_typer(entry if named else listed, rich_help_panel=panel)
+            else:
+                named = words is None or entry.__name__ in words
+                command = entry if named else _without_parameters(entry)
+                made.command(entry.__name__, rich_help_panel=panel)(command)
+    return made
+
+
+def _without_parameters(command: Callable[..., None]) -> Callable[[], None]:
+    def listed() -> None: ...
+
+    listed.__doc__ = command.__doc__
+    return listed
+
+
+app = command_line()
+
+
 def _after_log(words: list[str]) -> list[str]:
     """Return the stage's own command line: what follows --log FILE or --log=FILE."""
     place = next(i for i, word in enumerate(words) if word.partition("=")[0] == "--log")
@@ -112,7 +133,7 @@ def main() -> None:
     escape_foreign_controls(sys.stderr, bars=True)
     try:
         try:
-            app()
+            command_line(sys.argv[1:])()
         finally:
             _flush_output()
     except Exception as error:

@@ -74,7 +74,7 @@ Side = Annotated[Whole, Field(ge=8, multiple_of=8)]
 class Section(BaseModel):
     """A part of the configuration: frozen, no unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Role(Enum):

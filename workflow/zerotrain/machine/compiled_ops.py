@@ -34,6 +34,9 @@ from zerotrain.machine.liveness import open_lock
 OPS = {"cpu_adam": "CPUAdamBuilder", "deepspeed_shm_comm": "ShareMemCommBuilder"}
 """Folder and builder of each op: the optimizer of the offload presets, and gloo's shared memory."""
 
+WRAPPERS = "cxx"
+"""Folder of the compiler that builds the ops."""
+
 BUILT = "built.json"
 """Written last: every op in the folder has been compiled and loaded."""
 
@@ -61,7 +64,7 @@ def environment() -> dict[str, str]:
     return {
         "TORCH_EXTENSIONS_DIR": str(ops_folder()),
         "PATH": os.pathsep.join([scripts, *(entry for entry in path if entry != scripts)]),
-        "CXX": _built_with() or compiler() or "c++",
+        "CXX": _built_with() or _wrapper() or compiler() or "c++",
     }
 
 
@@ -92,11 +95,12 @@ def build(timeout_s: float = 1800) -> None:
     with _build_lock(folder, deadline) as lock:
         if _built_with():
             return
+        cxx = _write_wrapper(folder)
         enough_cores = len(os.sched_getaffinity(0)) >= 4  # each op is two sources, built at once
         for ops in [list(OPS)] if enough_cores else [[op] for op in OPS]:
             _build_together(ops, deadline, lock)
         new = folder / f".{BUILT}.new"
-        new.write_text(json.dumps({"cxx": compiler()}) + "\n", encoding="utf-8")
+        new.write_text(json.dumps({"cxx": cxx}) + "\n", encoding="utf-8")
         new.replace(folder / BUILT)
 
 
@@ -151,6 +155,26 @@ def compiler() -> str | None:
     """Return the C++ compiler that builds ops; None if no compiler is found."""
     names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
     return next((name for name in names if name and shutil.which(name.split()[0])), None)
+
+
+def _wrapper() -> str | None:
+    """Return the compiler that `_write_wrapper` wrote, if it did."""
+    return next((str(path) for path in (ops_folder() / WRAPPERS).glob("*")), None)
+
+
+def _write_wrapper(folder: Path) -> str:
+    """Write the compiler without debug information, for which DeepSpeed asks: it doubles the time.
+
+    The flags are in torch's build file, which must stay the same for all processes. The name is the
+    compiler's, since torch looks for gcc and clang in it.
+    """
+    shutil.rmtree(folder / WRAPPERS, ignore_errors=True)  # $CXX may name an earlier one
+    named = compiler() or "c++"
+    path = folder / WRAPPERS / Path(named.split()[0]).name
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\nexec {named} "$@" -g0\n', encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
 
 
 def _built_with() -> str | None:
