@@ -157,10 +157,10 @@ def _as_user_error(error: Exception) -> PipelineError | None:
 def _host_out_of_memory(error: BaseException | None) -> PipelineError | None:
     """Return the sentence for a limit of memory, which libraries report in words of their own."""
     while error is not None:
-        said = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, MemoryError) or HOST_MEMORY.search(said):
+        message = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, MemoryError) or HOST_MEMORY.search(message):
             return PipelineError(
-                f"memory is used up, or limited: {said}",
+                f"memory is used up, or limited: {message}",
                 hint="see `ulimit -v` and what else runs here, or take a machine or a job with "
                 "more memory; then run the same command again",
             )
