@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from zerotrain.data import decode as module
+from zerotrain.data import image_memory
 from zerotrain.data.decode import decode
 from zerotrain.data.source import BadImageError
 
@@ -268,6 +269,63 @@ def test_pixels_take_few_bytes_of_memory_each(growth):
         assert len(data) < 300_000
         grown, reason = growth(data)
         assert (grown < 12 * size[0] * size[1], reason) == (True, "")
+
+
+SMALL = (1000, 750)
+FLAT = Image.new("RGB", SMALL, "red")
+CLEAR = Image.new("RGBA", SMALL)
+
+
+@pytest.mark.parametrize(
+    ("image", "form", "options", "each"),
+    [
+        (FLAT, "JPEG", {"progressive": True, "subsampling": 0}, 12),
+        (FLAT, "WEBP", {"method": 0}, 17),
+        (FLAT, "AVIF", {"speed": 10, "subsampling": "4:4:4"}, 12),
+        (FLAT, "JPEG2000", {}, 25),
+        (FLAT, "TIFF", {"compression": "tiff_lzw", "strip_size": 3 * 1000 * 750}, 12),
+        (FLAT, "GIF", {}, 5),
+        (FLAT, "PNG", {}, 4),
+        (CLEAR, "PNG", {}, 8),
+        (CLEAR, "WEBP", {"method": 0}, 17),
+        (CLEAR, "JPEG2000", {}, 25),
+        (Image.new("L", SMALL), "PNG", {}, 5),
+        (Image.new("LA", SMALL), "PNG", {}, 8),
+        (Image.new("CMYK", SMALL), "JPEG", {}, 8),
+        (Image.new("I;16", SMALL), "PNG", {}, 5),
+    ],
+)
+def test_each_kind_of_image_has_its_bytes_for_a_pixel(image, form, options, each, monkeypatch):
+    """With a byte less than it needs, it is refused by its header."""
+    data = encoded(image, form, **options)
+    monkeypatch.setattr(image_memory, "MOST_EXPANSION", 0)
+    monkeypatch.setattr(image_memory, "MOST_BYTES", each * 1000 * 750)
+    assert decode(data).size == SMALL
+    monkeypatch.setattr(image_memory, "MOST_BYTES", each * 1000 * 750 - 1)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda image: pytest.fail("decoded"))
+    with pytest.raises(BadImageError, match="1000 x 750 pixels"):
+        decode(data)
+
+
+def test_a_turned_image_counts_twice(monkeypatch):
+    """Its copy is made while the first one is there."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(FLAT, exif=exif)
+    monkeypatch.setattr(image_memory, "MOST_EXPANSION", 0)
+    monkeypatch.setattr(image_memory, "MOST_BYTES", 8 * 1000 * 750)
+    assert decode(data).size == SMALL[::-1]
+    monkeypatch.setattr(image_memory, "MOST_BYTES", 8 * 1000 * 750 - 1)
+    with pytest.raises(BadImageError, match="take 6,000,000 bytes of memory"):
+        decode(data)
+
+
+def test_a_large_file_may_hold_a_large_image(monkeypatch):
+    """A photograph of more pixels than any file may hold takes up to 100 times its file."""
+    monkeypatch.setattr(image_memory, "MOST_BYTES", 10**6)
+    with pytest.raises(BadImageError, match="and than 100 times its file"):
+        decode(encoded(FLAT))
+    assert decode(encoded(Image.effect_noise(SMALL, 90))).size == SMALL
 
 
 def test_bombs_are_refused_before_their_pixels_are_in_memory(growth):

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import pickle
+import struct
+import subprocess
+import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from zerotrain.config.parameter_patterns import check_pattern_matches
 from zerotrain.errors import PipelineError
@@ -22,6 +27,90 @@ def write_pickle(path: Path, content: bytes, *, compression: int = zipfile.ZIP_S
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("archive/data.pkl", content)
         archive.writestr("archive/version", "3\n")
+
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+from zerotrain.data.decode import decode
+from zerotrain.data.folder import FolderSource
+from zerotrain.config.data import DataConfig
+from zerotrain.errors import PipelineError
+from zerotrain.data.source import BadImageError
+folder, said = Path(sys.argv[1]), ""
+try:
+    if folder.is_file():
+        decode(folder.read_bytes())
+    else:
+        for entry in FolderSource(DataConfig(images=str(folder))).found():
+            said = entry.reason or ""
+except (BadImageError, PipelineError) as error:
+    said = str(error).replace("\\n", " ")
+peak = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())
+print(int(peak[1]) * 1024, said)
+"""
+
+
+def measure(path: Path) -> tuple[int, str]:
+    """Read an image, or list a folder, in a process of its own; most memory, and the refusal."""
+    command = [sys.executable, "-c", MEASURE, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    peak, _, said = done.stdout.strip().partition(" ")
+    return int(peak), said
+
+
+def write_png(path: Path, side: int, kind: int, channels: int, stored: int) -> None:
+    """Write a square of 16-bit zeros, of which so many rows are stored, in a thousandth."""
+    packer = zlib.compressobj(1)
+    row = bytes(1 + 2 * channels * side)
+    rows = b"".join(packer.compress(row) for _ in range(stored)) + packer.flush()
+    head = struct.pack(">IIBBBBB", side, side, 16, kind, 0, 0, 0)
+    chunks = [(b"IHDR", head), (b"IDAT", rows), (b"IEND", b"")]
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + b"".join(
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+            for name, data in chunks
+        )
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "channels", "said"),
+    [(0, 1, ""), (6, 4, "its 13000 x 13000 pixels would take 1,352,000,000 bytes of memory")],
+)
+def test_an_image_of_a_megabyte_takes_no_gigabyte(
+    kind: int, channels: int, said: str, tmp_path: Path
+) -> None:
+    """Grey of 16 bits is decoded within the limit; with alpha it is refused by its header."""
+    write_png(tmp_path / "one.png", 13_000, kind, channels, stored=1 if said else 13_000)
+    assert (tmp_path / "one.png").stat().st_size < 2_000_000
+    peak, refused = measure(tmp_path / "one.png")
+    assert peak < 2**30
+    assert refused.startswith(said)
+    assert bool(said) == bool(refused)
+
+
+@pytest.mark.parametrize("name", ["one.txt", "metadata.jsonl", "metadata.csv", "quoted.csv"])
+def test_captions_of_600_megabytes_are_one_sentence(name: str, tmp_path: Path) -> None:
+    """A caption file, tables whose first line does not end, and a cell whose quote does not."""
+    Image.new("RGB", (1, 1)).save(tmp_path / "one.png")
+    quoted = name == "quoted.csv"
+    file = tmp_path / name.replace("quoted", "metadata")
+    with file.open("wb") as stream:
+        if quoted:
+            stream.write(b'file_name,text\none.png,"' + (b"a" * 2**20 + b"\n") * 20)
+        stream.truncate(600 * 10**6)
+    peak, said = measure(tmp_path)
+    assert peak < 2**28
+    expected = {
+        "one.txt": "caption one.txt has 600,000,000 bytes; captions are read up to 16,777,216",
+        "quoted.csv": f"ERROR: {file}, row that begins on line 2: not valid CSV (field larger than "
+        "field limit (16777216))",
+    }
+    line = f"ERROR: {file}, line 1: has more than 16,777,216 bytes   Hint: "
+    assert said.startswith(expected.get(name, line))
 
 
 def test_a_text_of_an_enum_is_no_text_of_anything(tmp_path: Path) -> None:

@@ -356,7 +356,8 @@ def write_shard(tensors: Tensors, partial: Path, record: Record | None) -> tuple
         partial.mkdir(parents=True, exist_ok=True)
         try:
             save_file(tensors, unfinished)
-            unfinished.chmod(0o644)  # safetensors makes it readable only to the owner
+            # safetensors makes it readable only to the owner; the folder follows the umask.
+            unfinished.chmod(partial.stat().st_mode & 0o666)
             sha256 = file_sha256(unfinished)
             if record is not None and read_record(partial / RECORD) != record:
                 write_record(partial / RECORD, record)

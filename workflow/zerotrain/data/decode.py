@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from zerotrain.data.image_memory import check_memory
 from zerotrain.data.source import BadImageError
 
 FORMATS = {
@@ -29,6 +30,8 @@ FORMATS = {
 which is a program for a PostScript interpreter."""
 PREFIX_BYTES = 16
 """Number of bytes by which Pillow distinguishes formats."""
+TURNED = range(2, 9)
+"""EXIF's orientations other than upright."""
 FIRST_TURNED = 5
 """EXIF's first orientation in which width and height are exchanged."""
 PART_PIXELS = 2**20
@@ -42,20 +45,22 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 def decode(data: bytes, background: str = "#ffffff") -> Image.Image:
     """Decode an image to RGB: upright by its EXIF orientation, over a colour where transparent.
 
-    For an animation use the first frame. Scale 16-bit greys to 8 bits. Pixels take at most about
-    8 bytes each while they are converted.
+    For an animation use the first frame. Scale 16-bit greys to 8 bits.
 
     Raises:
         BadImageError: the bytes are not an image in one of FORMATS, are truncated, or would fill
-            memory.
+            memory (image_memory).
     """
     if not data:
         raise BadImageError("empty file (0 bytes)")
     try:
-        with Image.open(io.BytesIO(data), formats=[*FORMATS]) as image:
-            image.load()
-            ImageOps.exif_transpose(image, in_place=True)
-            return _to_rgb(image, background)
+        image = open_upright(data)
+        # Each of the names for an image goes before the next image is made.
+        if image.mode.startswith("I"):
+            image = _eight_bits(image)
+        if image.has_transparency_data:
+            return _over(image, background)
+        return image if image.mode == "RGB" else image.convert("RGB")
     except BadImageError:
         raise
     except UnidentifiedImageError as error:
@@ -65,6 +70,23 @@ def decode(data: bytes, background: str = "#ffffff") -> Image.Image:
         raise BadImageError(f"more than {limit:,} pixels, a possible decompression bomb") from error
     except Exception as error:  # Pillow's plugins raise any error on broken files
         raise BadImageError(f"unreadable image ({error or type(error).__name__})") from error
+
+
+def open_upright(data: bytes) -> Image.Image:
+    """Decode an image to the pixels of its file, turned by its EXIF orientation.
+
+    Raises:
+        BadImageError: its pixels are floating-point numbers, or would fill memory.
+    """
+    image: Image.Image = Image.open(io.BytesIO(data), formats=[*FORMATS])
+    if image.mode == "F":
+        raise BadImageError("floating-point pixels, whose range is not known")
+    check_memory(image, data)
+    image.load()
+    if image.getexif().get(ExifTags.Base.Orientation, 1) in TURNED:
+        check_memory(image, data, turned=True)
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
 def read_size(data: bytes) -> tuple[int, int]:
@@ -92,17 +114,7 @@ def _name_other_format(data: bytes) -> str:
     return "not an image that Pillow can read"
 
 
-def _to_rgb(image: Image.Image, background: str) -> Image.Image:
-    if image.mode == "F":
-        raise BadImageError("floating-point pixels, whose range is not known")
-    if image.mode.startswith("I"):
-        image = _eight_bits(image)
-    if image.has_transparency_data:
-        return _over(image, background)
-    return image.convert("RGB")
-
-
-def _parts(image: Image.Image) -> Iterator[tuple[Image.Image, tuple[int, int]]]:
+def parts_of(image: Image.Image) -> Iterator[tuple[Image.Image, tuple[int, int]]]:
     """Cut an image into parts of whole rows, each with its place."""
     rows = max(1, PART_PIXELS // image.width)
     for top in range(0, image.height, rows):
@@ -111,7 +123,7 @@ def _parts(image: Image.Image) -> Iterator[tuple[Image.Image, tuple[int, int]]]:
 
 def _over(image: Image.Image, background: str) -> Image.Image:
     found = Image.new("RGB", image.size)
-    for part, place in _parts(image):
+    for part, place in parts_of(image):
         layer = part.convert("RGBA")
         ground = Image.new("RGBA", layer.size, background)
         found.paste(Image.alpha_composite(ground, layer).convert("RGB"), place)
@@ -123,7 +135,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     import numpy as np
 
     found = Image.new("L", image.size)
-    for part, place in _parts(image):
+    for part, place in parts_of(image):
         values = np.asarray(part).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
             raise BadImageError("32-bit pixels, whose range is not known")

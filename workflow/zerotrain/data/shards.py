@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerotrain.config.image_options import WHITE
+from zerotrain.data.caption_file import MOST_BYTES
 from zerotrain.data.listing import EXTENSIONS, check_usable_path, root_of
 from zerotrain.data.source import Found, Source
 from zerotrain.data.table import printable
@@ -193,6 +194,9 @@ class WebDatasetSource(Shards):
         return _read(self._members[0][file])
 
     def _captioned(self, image: str, file: str, member: _Member) -> Found:
+        if member.size > MOST_BYTES:
+            size = f"{member.size:,} bytes; captions are read up to {MOST_BYTES:,}"
+            return Found(image, reason=f"caption {file} has {size}")
         try:
             text = _read(member).decode("utf-8-sig")
             if file.endswith(".txt"):

@@ -7,10 +7,15 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
+
+MOST_LINE_BYTES = 2**24
+"""Length of the longest line and cell, as of a caption file: more than any text encoder reads."""
 
 
 def printable(text: str) -> str:
@@ -24,9 +29,10 @@ def csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
     Raises:
         PipelineError: the file cannot be read as UTF-8 or as CSV.
     """
-    text = io.StringIO(_text(path), newline="")
-    csv.field_size_limit(2**31 - 1)  # a document may exceed the default limit
-    reader = csv.DictReader(text, strict=True, skipinitialspace=True)
+    # A carriage return ends a line as well.
+    lines = (part for line in _lines(path) for part in io.StringIO(line, newline=""))
+    csv.field_size_limit(MOST_LINE_BYTES)  # a document may exceed the default limit
+    reader = csv.DictReader(lines, strict=True, skipinitialspace=True)
     line = 0
     try:
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
@@ -58,7 +64,7 @@ def jsonl_rows(path: Path, example: str) -> Iterator[tuple[int, dict[Any, Any]]]
     Raises:
         PipelineError: the file cannot be read as UTF-8, or a line is not an object.
     """
-    for line, text in enumerate(_text(path).split("\n"), 1):
+    for line, text in enumerate(_lines(path), 1):
         if not text.strip():
             continue
         try:
@@ -122,14 +128,48 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
         ) from error
 
 
+def _lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a file with their ends.
+
+    Raises:
+        PipelineError: the file is unreadable or not UTF-8, or a line is too long.
+    """
+    with _reading(path), path.open("rb") as stream:
+        start, encoding = 0, "utf-8-sig"
+        for number in count(1):
+            line = stream.readline(MOST_LINE_BYTES + 1)
+            if not line:
+                return
+            if len(line) > MOST_LINE_BYTES:
+                raise PipelineError(
+                    f"{path}, line {number}: has more than {MOST_LINE_BYTES:,} bytes",
+                    hint="a row is on a line of its own; see whether the file is such a table",
+                )
+            yield _decoded(line, path, encoding, start)
+            start, encoding = start + len(line), "utf-8"
+
+
 def _text(path: Path) -> str:
+    with _reading(path):
+        return _decoded(path.read_bytes(), path, "utf-8-sig")
+
+
+def _decoded(content: bytes, path: Path, encoding: str, start: int = 0) -> str:
+    """Decode what begins at a position of a file."""
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return content.decode(encoding)
     except UnicodeDecodeError as error:
+        position = start + error.start
         raise PipelineError(
-            f"{path}: not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start})",
+            f"{path}: not UTF-8 (byte 0x{error.object[error.start]:02x} at position {position})",
             hint=f"save it as UTF-8, say with: iconv -f latin1 -t utf-8 {path} > new{path.suffix}",
         ) from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise PipelineError(
             f"{path}: {os.strerror(error.errno or 0)}", hint="make it readable for you"

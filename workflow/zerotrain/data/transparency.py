@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
+from PIL import Image
 
-from PIL import Image, ImageOps
-
-from zerotrain.data.decode import FORMATS
+from zerotrain.data.decode import open_upright, parts_of
 
 
 def read_alpha(data: bytes) -> Image.Image | None:
@@ -17,8 +15,10 @@ def read_alpha(data: bytes) -> Image.Image | None:
     Args:
         data: The file's bytes, which decode accepts.
     """
-    with Image.open(io.BytesIO(data), formats=[*FORMATS]) as image:
-        if not image.has_transparency_data or image.mode.startswith("I"):
-            return None
-        alpha = ImageOps.exif_transpose(image).convert("RGBA").getchannel("A")
-        return alpha if alpha.histogram()[255] < alpha.width * alpha.height else None
+    image = open_upright(data)
+    if not image.has_transparency_data or image.mode.startswith("I"):
+        return None
+    alpha = Image.new("L", image.size)
+    for part, place in parts_of(image):
+        alpha.paste(part.convert("RGBA").getchannel("A"), place)
+    return alpha if alpha.histogram()[255] < alpha.width * alpha.height else None

@@ -1,0 +1,53 @@
+"""A limit of memory (ulimit -v) is one sentence, whoever meets it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from zerotrain import cli
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: "
+        "you tried to allocate 4000000000 bytes. Error code 12 (Cannot allocate memory)",
+        "Unable to allocate 3.73 GiB for an array with shape (1000000000,) and data type float32",
+        "tokenizers.abi3.so: failed to map segment from shared object",
+        "std::bad_alloc",
+    ],
+)
+def test_what_libraries_say_is_a_sentence(said: str, monkeypatch, capsys) -> None:
+    """Of the error itself, or of one that another library has wrapped."""
+
+    def fail() -> None:
+        try:
+            raise RuntimeError(said)
+        except RuntimeError as error:
+            raise ImportError("Failed to import diffusers") from error
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"ERROR: memory is used up, or limited: {said}"
+    assert hint.startswith("  Hint: see `ulimit -v`")
+
+
+def test_a_limited_command_ends_with_a_sentence() -> None:
+    """No traceback, and no waiting: the first library that is too large for 300 MiB."""
+    limit = 300 * 2**20
+    code = "from zerotrain import cli; cli.app = lambda: __import__('torch'); cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("ERROR: memory is used up, or limited: ")
+    assert "Traceback" not in done.stderr
