@@ -444,7 +444,7 @@ def main() -> None:
         if is_done():
             return
         print(
-            "set-up of .venv, once: about two minutes on two idle cores and a fast network "
+            "set-up of .venv, once: one to two minutes on two idle cores and a fast network "
             "(log: .venv/setup.log)",
             flush=True,
         )

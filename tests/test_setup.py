@@ -272,7 +272,7 @@ def installers(setup: ModuleType) -> Path:
 def test_every_package_is_installed_by_its_hash(setup: ModuleType, installers: Path) -> None:
     """uv as well; torch in the build that the machine takes, with the hashes of its version."""
     setup.install()
-    lines = installers.read_text().splitlines()
+    lines = installers.read_text("utf-8").splitlines()
     installs = [line for line in lines if " install " in line]
     assert [line for line in installs if "--require-hashes" not in line] == [
         f"uv pip install --python {setup.BIN} --no-build-isolation --no-deps -e {setup.ROOT}"
@@ -324,7 +324,7 @@ def test_uv_asks_no_index_where_pip_asks_none(
     """As in a set-up without a network, from fetched wheels."""
     monkeypatch.setattr(setup, "pip_settings", lambda python: {"no-index": "1"})
     setup.install()
-    by_uv = [line for line in installers.read_text().splitlines() if line.startswith("uv ")]
+    by_uv = [line for line in installers.read_text("utf-8").splitlines() if line.startswith("uv ")]
     assert len(by_uv) == 5
     assert all("--no-index" in line for line in by_uv)
 
