@@ -1,5 +1,6 @@
 """What the fork server imports and looks up once, so that its forks need not."""
 
+import gc
 import sys
 from types import ModuleType
 
@@ -35,3 +36,4 @@ ShareMemCommBuilder().load()
 get_accelerator().is_fp16_supported = lambda: True
 PROCESSOR = cpuinfo.get_cpu_info()
 cpuinfo.get_cpu_info = lambda: PROCESSOR
+gc.freeze()  # or each fork copies all pages as it collects

@@ -53,7 +53,7 @@ EXPECTED = (
     "htmx:sendAbort",
 )
 """How errors in the console begin that are none."""
-TIMEOUT = 20_000
+TIMEOUT = 60_000
 """Milliseconds that an element may take to appear, on a machine that is busy."""
 
 

@@ -26,9 +26,9 @@ def test_a_family_has_under_60_lines():
 
 
 @pytest.mark.slow
-def test_a_family_is_added_by_a_file_and_a_line(private_project):
+def test_a_family_is_added_by_a_file_and_a_line(quick_project):
     """Its preset is built, cached, trained, exported, and loaded by the library's own pipeline."""
-    project = private_project("project")
+    project = quick_project("project")
     shutil.copy(TOY, project / "workflow/zerotrain/models/families/toy.py")
     table = project / "workflow/zerotrain/config/families.py"
     table.write_text(table.read_text().replace(TABLE, TABLE + LINE))

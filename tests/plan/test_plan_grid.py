@@ -89,11 +89,17 @@ def test_a_preset_of_any_size_is_planned_or_refused(
     assert not any(refusal for (size, *_), refusal in refusals.items() if size % 64 == 0)
 
 
+UNUSUAL = {"image": (1032, 4096), "text": (4096, 64)}
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("family", "base"), shipped_models())
-def test_a_shipped_model_of_any_size_is_planned_or_refused(family: str, base: str) -> None:
+def test_a_shipped_model_of_any_size_is_planned_or_refused(
+    family: str, base: str, place: int
+) -> None:
     """The models of config/models, at unusual sizes; at usual ones their recipes are planned
     (test_recipes.py)."""
-    for size in (1032, 4096) if family not in LANGUAGE_MODELS else (64, 4096):
-        found = refusal_of(family=family, base=base, resolution=size, max_length=size)
-        assert is_expected(found), found
+    size = UNUSUAL["text" if family in LANGUAGE_MODELS else "image"][place]
+    found = refusal_of(family=family, base=base, resolution=size, max_length=size)
+    assert is_expected(found), found

@@ -433,7 +433,7 @@ def test_a_signal_leaves_nothing_in_the_folder(saved, racer, number, calls) -> N
     for _ in range(calls):
         assert one.answer() == "make"
     one.process.send_signal(number)
-    assert one.process.wait(20) == 128 + number
+    assert one.process.wait(60) == 128 + number
     assert contents() == former
     assert [path.name for path in Path("results/flowers/.switch").glob("*new*")] == []
 

@@ -139,10 +139,11 @@ def covering() -> list[Switch]:
 def chosen() -> list[Switch]:
     """The part of the covering sets that `make test-full` takes; the rest is for `make test-soak`.
 
-    Each preset is in a switch of two processes, of bf16, of fp16 and of LoRA; one process becomes
-    two, two become one and stay two; and a phase continues under its own launch. Of equals, those
-    come first that are not under ZeRO-3 in two processes, which hinder each other on two cores:
-    those of zero3_offload are in test_optimizers.py, with every optimizer.
+    Each preset is in a switch of bf16, of fp16 and of LoRA; one process becomes two, two become one
+    and stay two; and a phase continues under its own launch. Those without ZeRO-3 are in a switch
+    of two processes. Two processes of ZeRO-3 hinder each other on two cores: those of zero3_offload
+    are in test_optimizers.py with every optimizer, and those of zero3_nvme resume in
+    test_nvme_offload.py.
     """
 
     def ways(switch: Switch) -> set[object]:
@@ -151,18 +152,14 @@ def chosen() -> list[Switch]:
             (setup.preset, way)
             for setup in (first, second)
             for way in (f"x{setup.processes}", setup.precision, setup.adapter)
-            if (setup.preset, way) != ("zero3_offload", "x2")
+            if way != "x2" or not setup.preset.startswith("zero3")
         }
         return {*of_presets, (first.processes, second.processes), first == second}
-
-    def crowded(switch: Switch) -> int:
-        setups = (switch.first, switch.second)
-        return sum(one.processes > 1 and one.preset.startswith("zero3") for one in setups)
 
     seen = set().union(*map(ways, ring()))
     found: list[Switch] = []
     while left := [switch for switch in covering() if ways(switch) - seen]:
-        found.append(max(left, key=lambda one: (len(ways(one) - seen), -crowded(one))))
+        found.append(max(left, key=lambda one: len(ways(one) - seen)))
         seen |= ways(found[-1])
     return found
 

@@ -113,7 +113,7 @@ def test_a_trial_that_hangs_is_ended(
         nvme_check.run_trial(make_swapped_phase(tmp_path), launch, swap, timeout_s=1)
     assert time.monotonic() - start < 20
     child = int((tmp_path / "pid").read_text())
-    wait_until(lambda: not is_running(child), "the end of the trial's child", seconds=5)
+    wait_until(lambda: not is_running(child), "the end of the trial's child")
 
 
 def test_a_missing_op_names_the_package(fresh_ops: Path, stand_in: Path) -> None:

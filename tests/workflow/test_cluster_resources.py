@@ -57,7 +57,7 @@ def test_cluster_resources_of_several_machines(project: Project):
 @pytest.mark.parametrize("gres", ["gpu", "none"])
 def test_cluster_resources_are_the_planners(project: Project, gres: str, monkeypatch):
     """The memory of every job is what the planner says: of one machine's host, or of all that a
-    phase takes where the profile gives it no GPU. Forecasts are made once."""
+    phase takes where the profile gives it no GPU. Forecasts are made once for each size."""
     project.edit("config/config.yaml", "launch: zero2_offload", SEVERAL)
     without = ("--set-resources", "train_phase:gres=none") if gres == "none" else ()
     said = project.must("snakemake", "-n", "--verbose", "train", *ASKED, *without)
@@ -86,15 +86,16 @@ def test_cluster_resources_are_the_planners(project: Project, gres: str, monkeyp
         folder: int(found[f"results/{folder}/manifest.json"]["mem_mb"]) // 1024 for folder in fixed
     } == fixed
     assert of(found, "plain", "gres") == ("none" if cpu else "gpu:1")
-
     stored = project.folder / ".snakemake/forecasts"
     times = {path: path.stat().st_mtime_ns for path in stored.iterdir()}
     assert len(times) == 2
+    if cpu:
+        return
     project.edit("config/config.yaml", "learning_rate: 1.0e-3", "learning_rate: 2.0e-3")
-    assert resources(project.forked("-n", "--verbose", "train", *ASKED, *without)[1]) == found
+    assert resources(project.forked("-n", "--verbose", "train", *ASKED)[1]) == found
     assert {path: path.stat().st_mtime_ns for path in stored.iterdir()} == times
     project.edit("config/config.yaml", "resolution: 64", "resolution: 128")
-    project.forked("-n", "--verbose", "train", *ASKED, *without)
+    project.forked("-n", "--verbose", "train", *ASKED)
     assert len([*stored.iterdir()]) == 4
 
 
