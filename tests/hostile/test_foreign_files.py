@@ -39,6 +39,8 @@ def write(path: Path, document: Any) -> Path:
         ({"datasets": [{"resolution": -8, "subsets": [{"image_dir": "a"}]}]}, "resolution is -8"),
         ({"datasets": [{"resolution": 8, "enable_bucket": True, "bucket_reso_steps": 0,
                         "subsets": [{"image_dir": "a"}]}]}, "in steps of 0"),
+        ({"datasets": [{"resolution": 8, "enable_bucket": True, "bucket_reso_steps": 300,
+                        "subsets": [{"image_dir": "a"}]}]}, "in steps of 300"),
         ({"datasets": [{"resolution": 8, "enable_bucket": True, "max_bucket_reso": 10**9,
                         "subsets": [{"image_dir": "a"}]}]}, "buckets of 256 to 1000000000 pixels"),
     ],

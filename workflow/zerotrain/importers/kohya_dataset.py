@@ -267,7 +267,7 @@ def _put_buckets(subsets: list[_Subset], result: ImportedConfig) -> None:
     side, step, least, most, _ = min(shared)
     if any(one[1] != step for one in shared):
         raise PipelineError("bucket_reso_steps differs between datasets", hint="give them one")
-    if step < 1 or not 0 < least <= most <= LONGEST:
+    if not 1 <= step <= least <= most <= LONGEST:
         raise PipelineError(
             f"buckets of {least} to {most} pixels in steps of {step}",
             hint=f"bucket_reso_steps, min_bucket_reso and max_bucket_reso are at least 1, in this "
