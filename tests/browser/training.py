@@ -25,7 +25,7 @@ SMALL = {
     "launch.preset": "zero2_offload",
     "train.global_batch_size": "4",
     "train.resolution": "32",
-    "phase.until": "150",
+    "phase.until": "500",
 }
 """A configuration that a CPU trains, by the form's fields; long enough to be switched."""
 STARTED, PLANNED, FINISHED = 180_000, 90_000, 240_000
@@ -46,7 +46,9 @@ def train_from_the_page(visits: Visits, builder: Builder) -> Path:
     page.get_by_role("link", name=f"open the run {RUN}").click()
     page.get_by_role("button", name="Start", exact=True).click()
     page.locator("#controls summary", has_text="Switch").wait_for(timeout=STARTED)
-    page.get_by_text(re.compile(r"^([6-9]|[1-9]\d+) of 150$")).wait_for(timeout=STARTED)
+    page.get_by_text(re.compile(rf"^([6-9]|[1-9]\d+) of {SMALL['phase.until']}$")).wait_for(
+        timeout=STARTED
+    )
     visits.keep(page, "running")
     page.locator("#controls summary").click()
     page.locator("[name=preset]").select_option("torch")
