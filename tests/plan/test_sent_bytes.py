@@ -70,7 +70,7 @@ def test_a_step_sends_what_is_counted(
 ) -> None:
     """Within 2 %: norms and biases are not partitioned by stage 3."""
     monkeypatch.syspath_prepend("benchmarks")
-    memory, scaling = importlib.import_module("memory"), importlib.import_module("scaling")
+    memory, scaling = importlib.import_module("memory"), importlib.import_module("scaling_model")
     memory.make_inputs(tmp_path, [32, 96])
     sizes = memory.unet_sizes(tmp_path / "base")
     phase = memory.measured_phase(
