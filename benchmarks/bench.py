@@ -152,9 +152,13 @@ def rows(
                 yield figure.text, "", figure.target(), "not measured"
                 continue
             low, high = found.get(figure.interval or "") or (None, None)
-            range_ = "" if low is None or high is None else f" [{low:.4g}, {high:.4g}]"
+            range_ = "" if low is None or high is None else f" [{_short(low)}, {_short(high)}]"
             verdict = {None: "", True: "met", False: "not met"}[figure.is_met(value)]
-            yield figure.text, f"{value:.4g}{range_}", figure.target(), verdict
+            yield figure.text, f"{_short(value)}{range_}", figure.target(), verdict
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
 def print_table(benchmarks: list[Benchmark], results: Mapping[str, Mapping[str, Any]]) -> None:

@@ -309,7 +309,7 @@ def test_a_program_fault_is_no_disk_error(monkeypatch) -> None:
         def fail(error: Exception = error) -> None:
             raise error
 
-        monkeypatch.setattr(cli, "app", fail)
+        monkeypatch.setattr(cli, "command_line", lambda words: fail)
         with pytest.raises(type(error)):
             cli.main()
     wrapped = ValueError("cannot save")

@@ -31,7 +31,7 @@ def test_what_libraries_say_is_a_sentence(said: str, monkeypatch, capsys) -> Non
         except RuntimeError as error:
             raise ImportError("Failed to import diffusers") from error
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "command_line", lambda words: fail)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
@@ -43,7 +43,10 @@ def test_what_libraries_say_is_a_sentence(said: str, monkeypatch, capsys) -> Non
 def test_a_limited_command_ends_with_a_sentence() -> None:
     """No traceback, and no waiting: the first library that is too large for 300 MiB."""
     limit = 300 * 2**20
-    code = "from zerotrain import cli; cli.app = lambda: __import__('torch'); cli.main()"
+    code = (
+        "from zerotrain import cli; cli.command_line = lambda words: lambda: __import__('torch'); "
+        "cli.main()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, timeout=60,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),

@@ -79,7 +79,7 @@ def test_every_command_has_such_streams(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom zerotrain import cli\n"
         "def app():\n print(sys.argv[1]); print(sys.argv[1], file=sys.stderr)\n"
-        "cli.app = app\ncli.main()"
+        "cli.command_line = lambda words: app\ncli.main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, FOREIGN], cwd=tmp_path, capture_output=True, text=True,

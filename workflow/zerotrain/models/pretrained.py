@@ -32,6 +32,10 @@ MOST_LAYERS = 1000
 """The deepest known models have 200. A module takes memory and time, even on the meta device."""
 
 
+class DamagedModelError(PipelineError):
+    """A library cannot load a model's files."""
+
+
 def from_pretrained(cls: Any, place: Path, **options: Any) -> Any:
     """Call `cls.from_pretrained`, without code from the folder.
 
@@ -151,7 +155,7 @@ def loading(place: str) -> Iterator[None]:
                 hint="choose a model whose class is part of transformers or diffusers",
             ) from error
         cause = " ".join(str(error).split())[:300]
-        raise PipelineError(
+        raise DamagedModelError(
             f"{place}: cannot be loaded ({type(error).__name__}: {cause})",
             hint="a file of it is damaged, or of another version of its library: download the "
             "model again",

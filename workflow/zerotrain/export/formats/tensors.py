@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from zerotrain.artifact.tensor_file import open_tensors, same_bits, write_tensor_file
 from zerotrain.errors import PipelineError
+from zerotrain.models.pretrained import DamagedModelError
 
 DISK = "look at the disk and its room; nothing was published"
 
@@ -114,5 +115,7 @@ def report_load_errors(folder: Path) -> Iterator[None]:
     """Turn the errors of a library that loads a written folder into a PipelineError."""
     try:
         yield
+    except DamagedModelError as error:
+        raise PipelineError(f"{folder}: does not load again: {error.what}", hint=DISK) from error
     except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
         raise PipelineError(f"{folder}: does not load again: {error}", hint=DISK) from error
