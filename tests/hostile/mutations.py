@@ -118,10 +118,17 @@ def _of_document(
     return damage
 
 
+def _dump_yaml(value: Any) -> str:
+    try:
+        return yaml.dump(value, Dumper=yaml.CSafeDumper, sort_keys=False)
+    except UnicodeEncodeError:  # half a surrogate pair, which Python's emitter escapes
+        return yaml.dump(value, Dumper=yaml.SafeDumper, sort_keys=False)
+
+
 damage_json = _of_document(json.loads, json.dumps)
 damage_yaml = _of_document(
     lambda text: yaml.load(text, yaml.CSafeLoader),
-    lambda value: yaml.dump(value, Dumper=yaml.CSafeDumper, sort_keys=False),
+    _dump_yaml,
 )
 
 
