@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 from zerotrain.builder.draft import read_draft
 from zerotrain.builder.traces import Traces, Tracing
+from zerotrain.launch.planner import trace_store
 from zerotrain.launch.planner.architecture import Architecture
 from zerotrain.launch.planner.traced import ModelShapes, TracedModel
 from zerotrain.launch.planner.tracing import Tracer
@@ -144,6 +145,8 @@ def test_a_small_model_is_traced_for_the_page(
 ) -> None:
     """From a form whose model nobody has planned, to bars."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # The planner's tests in the same process have a store of their own.
+    monkeypatch.setattr(trace_store, "folder", lambda: tmp_path / "zerotrain" / "plans")
     form = {"from": "config/config.yaml", "machine.gpu": "RTX 4090", "launch.preset": "zero2"}
     text = client.get("/build", params=form).text
     assert "is traced at this size" in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -207,10 +206,8 @@ def real_step(
     return Step(nbytes, memory.highest, flops, memory.flops)
 
 
-@pytest.fixture(autouse=True, scope="package")
-def own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Traces of these tests, and no other's; a worker may test other packages in between."""
-    folder = tmp_path_factory.getbasetemp() / "plans"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace_store, "folder", lambda: folder)
-        yield
+@pytest.fixture(autouse=True, scope="session")
+def own_store(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Traces of these tests, and no other's."""
+    folder = tmp_path_factory.mktemp("plans")
+    trace_store.folder = lambda: folder
