@@ -156,7 +156,7 @@ def test_a_disk_that_fills_before_each_stage(
     """Full, or read-only, where a stage starts: its sentence; with room again, the run goes on and
     ends with the same weights, and what was there keeps its bytes."""
     project = Project(tmp_path / "project")
-    mount(project.results, "size=64m")
+    mount(project.results, "size=256m")
     for stage, made in STAGES:
         kept = {path: path.read_bytes() for path in project.results.rglob("manifest.json")}
         filler = project.results / "filler"

@@ -3,11 +3,14 @@ after the last."""
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact.layout import RESULTS
+from zerotrain.errors import PipelineError
 from zerotrain.pipeline import snakemake_runs
 from zerotrain.pipeline.dvc import jobs as graph_jobs
 from zerotrain.pipeline.dvc.agreement import Agreement
@@ -59,7 +62,9 @@ class Hooks:
 
     @checked
     def before_jobs(self) -> None:
-        """Check that no planned training runs already, and set aside what jobs will replace."""
+        """Check that results can be written and no planned training runs already, and set aside
+        what jobs will replace."""
+        _check_writable(RESULTS)
         snakemake_runs.note_executor(local=self._workflow.local_exec)
         for job in self._workflow.dag.needrun_jobs():
             # A second job of such a training would queue for its machines, only to fail at the
@@ -74,6 +79,15 @@ class Hooks:
         """Report kept jobs whose inputs changed in this call, and update DVC's records."""
         self._kept.report()
         self._agreement.end()
+
+
+def _check_writable(folder: Path) -> None:
+    """Check for a read-only file system: Snakemake itself removes logs, and ends in a traceback."""
+    if folder.exists() and os.statvfs(folder).f_flag & os.ST_RDONLY:
+        raise PipelineError(
+            f"{folder}: {os.strerror(errno.EROFS)}",
+            hint="mount it for writing; then run the same command again",
+        )
 
 
 @checked
