@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 from tests.builders.runs import make_run
 
 from zerotrain.config.problems import TOP, section_keys
 from zerotrain.config.read import parse_config, read_config
 from zerotrain.config.run import RunConfig
+from zerotrain.config.section import Memory
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 
@@ -218,3 +220,11 @@ def test_the_misplaced_key_of_the_issue() -> None:
     with pytest.raises(PipelineError) as caught:
         parse_config(raw, "test")
     assert caught.value.hint == ("gradient_checkpointing is a key of `train`: move it to `train:`")
+
+
+def test_a_size_of_hundreds_of_digits_is_refused() -> None:
+    """As a number it would be infinite."""
+    for size in ("9" * 400, 10**400, "1." + "0" * 400):
+        with pytest.raises(ValidationError, match="must be a size such as"):
+            TypeAdapter(Memory).validate_python(size)
+    assert TypeAdapter(Memory).validate_python("1.5 GiB") == 3 * 2**29

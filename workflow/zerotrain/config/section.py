@@ -35,7 +35,9 @@ UNITS = {
 
 def _bytes(value: Any) -> Any:
     """Parse a size such as "24 GiB", "24GB" or a number of bytes."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", str(value), re.IGNORECASE)
+    match = re.fullmatch(
+        r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kmgt]i?|)b?\s*", str(value), re.IGNORECASE
+    )
     if isinstance(value, bool) or not match:
         raise ValueError('must be a size such as "24 GiB"')
     return int(float(match[1]) * UNITS[match[2].lower()])
