@@ -66,7 +66,7 @@ SPLIT = (
     "words", [("x", "a", "a"), ("9" * 5000, "a", "a"), ("5", "", "a"), ("5", "a", "")]
 )
 def test_diffsynths_two_trainings_with_odd_flags(words: tuple[str, str, str]) -> None:
-    """Flags without a value, and a number that is none."""
+    """Flags without a value, and a value that is not a number."""
     refused(import_command, SPLIT.format(*words))
 
 

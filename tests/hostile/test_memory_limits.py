@@ -1,4 +1,4 @@
-"""A limit of memory (ulimit -v) is one sentence, whoever meets it."""
+"""A limit of memory (ulimit -v) is one sentence in every command."""
 
 from __future__ import annotations
 
