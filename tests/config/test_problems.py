@@ -228,3 +228,4 @@ def test_a_size_of_hundreds_of_digits_is_refused() -> None:
         with pytest.raises(ValidationError, match="must be a size such as"):
             TypeAdapter(Memory).validate_python(size)
     assert TypeAdapter(Memory).validate_python("1.5 GiB") == 3 * 2**29
+    assert TypeAdapter(Memory).validate_python(2**70) == 2**70

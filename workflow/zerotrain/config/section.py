@@ -36,7 +36,7 @@ UNITS = {
 def _bytes(value: Any) -> Any:
     """Parse a size such as "24 GiB", "24GB" or a number of bytes."""
     match = re.fullmatch(
-        r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kmgt]i?|)b?\s*", str(value), re.IGNORECASE
+        r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([kmgt]i?|)b?\s*", str(value), re.IGNORECASE
     )
     if isinstance(value, bool) or not match:
         raise ValueError('must be a size such as "24 GiB"')
