@@ -19,6 +19,18 @@ def test_a_line_comes_every_ten_seconds(capsys, monkeypatch):
     list(progress(range(6), 6, "reading", "letter"))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "reading: 3 of 6 letters (50%), 0.2 letters/s, 12 s, 12 s left",
-        "reading: 6 of 6 letters (100%), 0.2 letters/s, 28 s",
+        "reading: 3 of 6 letters (50%), 4.0 s/letter, 12 s, 12 s left",
+        "reading: 6 of 6 letters (100%), 4.7 s/letter, 28 s",
+    ]
+
+
+def test_a_batch_counts_once_it_is_whole(capsys, monkeypatch):
+    """The first item of a batch would forecast hours."""
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    assert list(progress(["abcd", "ef"], 6, "drawing", "letter", count=len)) == ["abcd", "ef"]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "drawing: 4 of 6 letters (67%), 5.0 s/letter, 20 s, 10 s left",
+        "drawing: 6 of 6 letters (100%), 10.0 s/letter, 60 s",
     ]

@@ -155,7 +155,7 @@ class PipelineSampling(ConditionedSampling):
         arguments = self.sampling_arguments(pipeline, config, max_sequence_length)
         negative = arguments.pop("negative_prompt", None)
 
-        def images() -> Iterator[Image]:
+        def calls() -> Iterator[list[Image]]:
             # Editing pipelines take one prompt with its images at a time.
             size = config.batch_size if pixels is None else 1
             for places in self.batches(pipeline, prompts, size, long_captions):
@@ -174,7 +174,7 @@ class PipelineSampling(ConditionedSampling):
                     # Not every pipeline repeats a single negative prompt for a batch.
                     if negative is not None:
                         asked["negative_prompt"] = [negative] * len(noise)
-                yield from pipeline(
+                yield pipeline(
                     **asked,
                     height=height,
                     width=width,
@@ -183,7 +183,8 @@ class PipelineSampling(ConditionedSampling):
                     **arguments,
                 ).images
 
-        return list(progress(images(), len(prompts), "sampling images", "image"))
+        made = progress(calls(), len(prompts), "sampling images", "image", count=len)
+        return [image for images in made for image in images]
 
     def batches(
         self, pipeline: Any, prompts: Sequence[str], size: int, long_captions: str
