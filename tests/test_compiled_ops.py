@@ -67,6 +67,24 @@ def test_later_processes_use_the_compiler_that_built(
     assert subprocess.run([compiler, "--version"], capture_output=True).returncode == 0
 
 
+def test_a_compiler_in_path_that_calls_that_of_the_ops_ends(
+    fresh_ops: Path, stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a cache of objects under the compiler's name; they would call each other forever."""
+    monkeypatch.setenv("CXX", "c++")
+    compiled_ops.build()
+    compiler = compiled_ops.environment()["CXX"]
+    script = tmp_path / "first/c++"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {compiler} "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    path = f"{script.parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [script, "--version"], env=os.environ | {"PATH": path}, capture_output=True, timeout=20
+    )
+    assert done.returncode == 0
+
+
 def test_failed_build_says_the_compilers_first_error(fresh_ops: Path, stand_in: Path) -> None:
     """The cause in one sentence, the whole output in a log."""
     stand_in.write_text(

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import shutil
 import signal
 import subprocess
@@ -169,9 +170,11 @@ def _write_wrapper(folder: Path) -> str:
     compiler's, since torch looks for gcc and clang in it.
     """
     shutil.rmtree(folder / WRAPPERS, ignore_errors=True)  # $CXX may name an earlier one
-    named = compiler() or "c++"
-    path = folder / WRAPPERS / Path(named.split()[0]).name
+    name, *options = (compiler() or "c++").split()
+    path = folder / WRAPPERS / Path(name).name
     path.parent.mkdir()
+    # A name alone could be that of a script in PATH which calls this one.
+    named = shlex.join([shutil.which(name) or name, *options])
     path.write_text(f'#!/bin/sh\nexec {named} "$@" -g0\n', encoding="utf-8")
     path.chmod(0o755)
     return str(path)
