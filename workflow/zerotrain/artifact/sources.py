@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
@@ -46,7 +47,7 @@ def source_files(*modules: str) -> list[str]:
     Returns:
         Paths relative to the working directory where possible.
     """
-    return [_shown(path) for path in sorted(_closure(modules))]
+    return _shown(_closure(modules))
 
 
 def training_files(family: str) -> list[str]:
@@ -55,12 +56,12 @@ def training_files(family: str) -> list[str]:
     Args:
         family: The name of a model family.
     """
-    return [_shown(path) for path in sorted(_training_closure(family))]
+    return _shown(_training_closure(family))
 
 
 def declared_file(name: str) -> str:
     """Return the file of a module, or of the module of `module:Class`."""
-    return _shown(_must_exist(name.partition(":")[0])[-1])
+    return _shown(_must_exist(name.partition(":")[0])[-1:])[0]
 
 
 def source_digest(*modules: str) -> str:
@@ -168,11 +169,23 @@ def _files_of(package: Path, module: str) -> tuple[Path, ...]:
     """List a module's file, if it has one, after those of the packages above it."""
     if not module:
         return ()
-    _, *parts = module.split(".")
-    path = package.joinpath(*parts)
-    init, own = path / "__init__.py", path.with_suffix(".py")
-    found = [file for file in (init, own) if (parts or file is init) and file.is_file()]
-    return (*_files_of(package, module.rpartition(".")[0]), *found)
+    above, _, _ = module.rpartition(".")
+    inside = module.replace(".", "/").partition("/")[2]
+    names = (f"{inside}/__init__.py", f"{inside}.py") if inside else ("__init__.py",)
+    files = _files_in(package)
+    return (*_files_of(package, above), *(files[name] for name in names if name in files))
+
+
+@cache
+def _files_in(package: Path) -> dict[str, Path]:
+    """Return all sources of the package by their names in it: faster than to look for each."""
+    found = {}
+    for folder, folders, names in os.walk(package):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        inside = folder[len(str(package)) + 1 :]
+        sources = [name for name in names if name.endswith(".py")]
+        found |= {os.path.join(inside, name): Path(folder, name) for name in sources}
+    return found
 
 
 @cache
@@ -236,8 +249,7 @@ def _code(path: Path, name: str) -> str:
     return code_text("\n".join(text.split("\n")[first - 1 : chosen.end_lineno]) + "\n")
 
 
-def _shown(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+def _shown(paths: Iterable[Path]) -> list[str]:
+    """Return sorted paths, relative to the working directory if they are below it."""
+    here = os.path.join(Path.cwd(), "")
+    return [str(path).removeprefix(here) for path in sorted(paths)]

@@ -110,8 +110,14 @@ def _stage(rule: str, *chosen: str) -> Code:
     """Return the sources of a stage, of the modules selected with it, and its rule."""
     with stored_reading():
         files = [*source_files(f"zerotrain.stages.{rule}", *chosen), f"rules/{rule}.smk"]
-        digests = [file_code_sha256(Path(file)) for file in files]
+        digests = [_file_code(file) for file in files]
     return Code(_digest(digests, files), [one.rpartition(".")[2] for one in chosen], files)
+
+
+@cache
+def _file_code(file: str) -> str:
+    """Return the digest of a file, which several stages depend on."""
+    return file_code_sha256(Path(file))
 
 
 def _digest(digests: Iterable[str], files: Iterable[str]) -> str:
