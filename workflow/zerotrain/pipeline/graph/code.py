@@ -140,11 +140,12 @@ def stored_reading() -> Iterator[None]:
     """
     modules = (code_tokens.__file__, sources.__file__)
     reader = hashlib.sha256(b"".join(Path(file).read_bytes() for file in modules)).hexdigest()
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        found = json.loads(READ_SOURCES.read_bytes())
-        if found["reader"] == reader:
-            READ.tokens.update(found["tokens"])
-            READ.imports.update(found["imports"])
+    if not READ.tokens:  # once in a process
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            found = json.loads(READ_SOURCES.read_bytes())
+            if found["reader"] == reader:
+                READ.tokens.update(found["tokens"])
+                READ.imports.update(found["imports"])
     before = len(READ.tokens), len(READ.imports)
     yield
     if (len(READ.tokens), len(READ.imports)) != before:
