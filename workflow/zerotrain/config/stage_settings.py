@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias, cast
 
 from zerotrain.config.data import DataConfig
 from zerotrain.config.models import (
@@ -70,7 +70,7 @@ class StageSettings(Section):
         }
         # The values are of a run that is valid; to build validators again would take longer than
         # the rest of a plan.
-        return cls.model_construct(**values)
+        return cast(Self, cls.model_construct(**values))
 
     @classmethod
     def paths(cls, *, recorded: bool = False) -> dict[str, str]:
