@@ -4,7 +4,6 @@ OUTPUTS: none; for the other parts the runs, the folders RESULTS of a run and DA
 what rules take: INPUTS, PARAMETERS, RESOURCES.
 """
 
-import gc
 import os
 import shutil
 import sys
@@ -24,7 +23,7 @@ if shutil.which("zerotrain") is None:
 from zerotrain.pipeline.graph.inputs import JobInputs
 from zerotrain.pipeline.graph.parameters import JobParameters, option, options
 from zerotrain.pipeline.graph.resources import JobResources
-from zerotrain.pipeline.graph.runs import Runs, config_file
+from zerotrain.pipeline.graph.runs import Runs, config_file, hasten_plan
 from zerotrain.pipeline.terminal.handler import replace_output
 from zerotrain.pipeline.why import first_lines
 
@@ -44,9 +43,7 @@ if not workflow.configfiles:
 RUNS.check_values(config, workflow.configfiles)
 
 if RUNS.are_several:
-    # A graph is a million objects that live to the end: looking through them again and again takes
-    # a quarter of the time in which a sweep is planned.
-    gc.set_threshold(100_000)
+    hasten_plan()
 
 RESULTS, DATA, SHARED = RUNS.results, RUNS.data, RUNS.shared
 INPUTS = JobInputs(RUNS, updates=workflow.is_main_process)

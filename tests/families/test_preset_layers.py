@@ -7,7 +7,7 @@ import pytest
 from zerotrain.config.families import FAMILIES, PRESETS
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.launch.planner.model import trained_model
-from zerotrain.pipeline.checks.base import PRESET_LAYERS
+from zerotrain.pipeline.checks.base import preset_layers
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -16,4 +16,4 @@ def test_every_word_of_a_layers_name_is_known(family: str) -> None:
     for preset in PRESETS:
         names = dict(trained_model(find_architecture(family, preset)).module.named_modules())
         words = {word for name in names for word in name.split(".") if not word.isdigit()}
-        assert words - {""} == {*PRESET_LAYERS[family]}
+        assert words - {""} == {*preset_layers()[family]}

@@ -47,7 +47,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """The example; what an earlier test of this process found from another folder is forgotten."""
     monkeypatch.chdir(ROOT)
-    for known in (code._encoding, code._training, code._stage):
+    for known in (code._encoding, code._training, code._stage, code._file_code):
         known.cache_clear()
     return read_config(Path("config/config.yaml"))
 
@@ -55,6 +55,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 def now() -> Code:
     """The code of the stage, read again by a process that knows nothing yet."""
     code._stage.cache_clear()
+    code._file_code.cache_clear()
     sources.READ.tokens.clear()
     sources.READ.imports.clear()
     return code._stage("act")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
@@ -46,7 +47,7 @@ def source_files(*modules: str) -> list[str]:
     Returns:
         Paths relative to the working directory where possible.
     """
-    return [_shown(path) for path in sorted(_closure(modules))]
+    return _shown(_closure(modules))
 
 
 def training_files(family: str) -> list[str]:
@@ -55,12 +56,12 @@ def training_files(family: str) -> list[str]:
     Args:
         family: The name of a model family.
     """
-    return [_shown(path) for path in sorted(_training_closure(family))]
+    return _shown(_training_closure(family))
 
 
 def declared_file(name: str) -> str:
     """Return the file of a module, or of the module of `module:Class`."""
-    return _shown(_must_exist(name.partition(":")[0])[-1])
+    return _shown(_must_exist(name.partition(":")[0])[-1:])[0]
 
 
 def source_digest(*modules: str) -> str:
@@ -86,7 +87,7 @@ def code_digest(*names: str) -> str:
     found = []
     for name in names:
         module, _, inside = name.partition(":")
-        path = _must_exist(module)[-1]
+        path = PACKAGE / _must_exist(module)[-1]
         found.append(_text_sha256(_code(path, inside)) if inside else file_code_sha256(path))
     return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()
 
@@ -112,50 +113,45 @@ def _decoded(content: bytes) -> str:
     return content.decode("utf-8").replace("\r\n", "\n")
 
 
-def _digest(paths: Iterable[Path]) -> str:
+def _digest(names: Iterable[str]) -> str:
     total = hashlib.sha256()
-    for path in sorted(paths):
-        total.update(f"{file_code_sha256(path)}  {_name_of(path)}\n".encode())
+    for name in _sorted(names):
+        total.update(f"{file_code_sha256(PACKAGE / name)}  {name}\n".encode())
     return total.hexdigest()
 
 
-def _training_closure(family: str) -> set[Path]:
+def _training_closure(family: str) -> set[str]:
     roots = ["zerotrain.training.rank", f"zerotrain.models.families.{family}"]
     return _closure(roots, WITHOUT_EFFECT)
 
 
-def _closure(modules: Iterable[str], without: tuple[str, ...] = ()) -> set[Path]:
-    """Return modules and all they import, except for listed ones and what only they import."""
-    found: set[Path] = set()
-    waiting = [path for name in modules for path in _must_exist(name)]
+def _closure(modules: Iterable[str], without: tuple[str, ...] = ()) -> set[str]:
+    """Return the files of modules and of all they import, by their names in the package.
+
+    Args:
+        modules: Dotted names.
+        without: Beginnings of names: these, and what only they import, are left out.
+    """
+    found: set[str] = set()
+    waiting = [name for module in modules for name in _must_exist(module)]
     while waiting:
-        path = waiting.pop()
-        if path not in found and not _name_of(path).startswith(without):
-            found.add(path)
-            waiting.extend(_imports(path))
-    return found | {table for path in found for table in _tables(path)}
+        name = waiting.pop()
+        if name not in found and not name.startswith(without):
+            found.add(name)
+            waiting.extend(_imports(PACKAGE, name))
+    return found | {table for name in found for table in _tables(name)}
 
 
-def _tables(path: Path) -> Iterable[Path]:
+def _tables(name: str) -> Iterable[str]:
     """List a module's tables and templates, named after it, or a package's, named otherwise."""
-    package = path.name == "__init__.py"
-    for table in _tables_in(path.parent):
-        module = table.with_name(f"{table.name.partition('.')[0]}.py")
-        if not module.exists() if package else module == path:
+    modules = _names_in(PACKAGE)
+    for table in _tables_in(PACKAGE).get(name.rpartition("/")[0], ()):
+        module = f"{table.partition('.')[0]}.py"
+        if module not in modules if name.endswith("__init__.py") else module == name:
             yield table
 
 
-@cache
-def _tables_in(folder: Path) -> tuple[Path, ...]:
-    return tuple(one for kind in ("*.toml", "*.j2") for one in folder.glob(kind))
-
-
-@cache
-def _name_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).as_posix()
-
-
-def _must_exist(module: str) -> tuple[Path, ...]:
+def _must_exist(module: str) -> tuple[str, ...]:
     """Return the files of a module that has one of its own, which is the last."""
     files = _files_of(PACKAGE, module)
     if files == _files_of(PACKAGE, module.rpartition(".")[0]):
@@ -164,26 +160,47 @@ def _must_exist(module: str) -> tuple[Path, ...]:
 
 
 @cache
-def _files_of(package: Path, module: str) -> tuple[Path, ...]:
+def _files_of(package: Path, module: str) -> tuple[str, ...]:
     """List a module's file, if it has one, after those of the packages above it."""
     if not module:
         return ()
-    _, *parts = module.split(".")
-    path = package.joinpath(*parts)
-    init, own = path / "__init__.py", path.with_suffix(".py")
-    found = [file for file in (init, own) if (parts or file is init) and file.is_file()]
-    return (*_files_of(package, module.rpartition(".")[0]), *found)
+    above, _, _ = module.rpartition(".")
+    inside = module.replace(".", "/").partition("/")[2]
+    names = (f"{inside}/__init__.py", f"{inside}.py") if inside else ("__init__.py",)
+    known = _names_in(package)
+    return (*_files_of(package, above), *(name for name in names if name in known))
 
 
 @cache
-def _imports(path: Path) -> tuple[Path, ...]:
-    content = path.read_bytes()
+def _names_in(package: Path) -> frozenset[str]:
+    """Return all modules, tables and templates: one walk is faster than to look for each."""
+    return frozenset(
+        os.path.join(folder, name)[len(str(package)) + 1 :]
+        for folder, _, names in os.walk(package)
+        for name in names
+        if name.endswith((".py", ".toml", ".j2"))
+    )
+
+
+@cache
+def _tables_in(package: Path) -> dict[str, list[str]]:
+    """Return the tables and templates of each folder."""
+    found: dict[str, list[str]] = {}
+    for name in _names_in(package):
+        if not name.endswith(".py"):
+            found.setdefault(name.rpartition("/")[0], []).append(name)
+    return found
+
+
+@cache
+def _imports(package: Path, name: str) -> tuple[str, ...]:
+    content = (package / name).read_bytes()
     of_bytes = hashlib.sha256(content).hexdigest()
     if of_bytes not in READ.imports:
         READ.imports[of_bytes] = sorted(_imported_names(ast.parse(content)))
-    files = {file for name in READ.imports[of_bytes] for file in _files_of(PACKAGE, name)}
-    left_out = NOT_FOLLOWED.get(_name_of(path))
-    return tuple(one for one in files if not (left_out and _name_of(one).startswith(left_out)))
+    files = {file for module in READ.imports[of_bytes] for file in _files_of(package, module)}
+    left_out = NOT_FOLLOWED.get(name)
+    return tuple(one for one in files if not (left_out and one.startswith(left_out)))
 
 
 def _imported_names(tree: ast.Module) -> set[str]:
@@ -236,8 +253,12 @@ def _code(path: Path, name: str) -> str:
     return code_text("\n".join(text.split("\n")[first - 1 : chosen.end_lineno]) + "\n")
 
 
-def _shown(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+def _shown(names: Iterable[str]) -> list[str]:
+    """Return the paths of files, relative to the working directory if they are below it."""
+    here = os.path.join(Path.cwd(), "")
+    return [os.path.join(PACKAGE, name).removeprefix(here) for name in _sorted(names)]
+
+
+def _sorted(names: Iterable[str]) -> list[str]:
+    """Sort as paths: a folder's files are next to one another."""
+    return sorted(names, key=lambda name: name.split("/"))

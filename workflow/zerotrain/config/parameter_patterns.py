@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import regex
-
 from zerotrain.errors import PipelineError
 
 SECONDS = 1.0
@@ -56,6 +54,8 @@ def matches(pattern: str, name: str, *, whole: bool = False) -> bool:
     Raises:
         PipelineError: the search takes longer than SECONDS.
     """
+    import regex  # as in zerotrain.config.trained_part
+
     search = regex.fullmatch if whole else regex.search
     try:
         return search(pattern, name, timeout=SECONDS) is not None

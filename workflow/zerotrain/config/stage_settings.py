@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias, cast
 
 from zerotrain.config.data import DataConfig
 from zerotrain.config.models import (
@@ -68,7 +68,9 @@ class StageSettings(Section):
             name: _find(own if path.startswith("phase.") else config, path)
             for name, path in cls.paths().items()
         }
-        return cls(**values)
+        # The values are of a run that is valid; to build validators again would take longer than
+        # the rest of a plan.
+        return cast(Self, cls.model_construct(**values))
 
     @classmethod
     def paths(cls, *, recorded: bool = False) -> dict[str, str]:
@@ -181,7 +183,7 @@ class LaunchSettings(TrainedPartSettings):
     """The value of `cache` where `launch: auto` plans with it; None with any other launch."""
     later: Annotated[list[Phase], From("phases"), OF_HORIZON]
     run: Annotated[str, OF_PATHS]
-    given: Annotated[frozenset[str], From("model_fields_set"), Unrecorded("tells who set a value")]
+    given: Annotated[set[str], From("model_fields_set"), Unrecorded("tells who set a value")]
     is_text: Annotated[bool, Unrecorded("follows from family")]
     is_preset: Annotated[bool, OF_PLANNER]
     base: Annotated[str, OF_PLANNER]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import regex
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from zerotrain.config.section import Section, Whole
 
 
 def _pattern(value: str) -> str:
+    import regex  # takes as long as half of the configuration's models
+
     try:
         regex.compile(value)
     except regex.error as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, Key, unknown_key
 from zerotrain.launch.settings import Settings, leaves
 
-TABLES = {"deepspeed": DEEPSPEED, "accelerate": ACCELERATE}
+if TYPE_CHECKING:
+    from zerotrain.launch.keys import Key
+
 CHOICES = {"communication_data_type": ("fp32", "fp16", "bf16")}
 EXPECTED = {
     "boolean": "true or false",
@@ -34,15 +35,21 @@ def overlay(settings: Settings, program: str, given: Mapping[str, Any], phase: s
             or a value is "auto" or of another type.
     """
     result = dict(settings)
+    if not given:
+        return result
+    # It reads its tables, which takes as long as the rest of a plan of the phase.
+    from zerotrain.launch import keys
+
+    table = {"deepspeed": keys.DEEPSPEED, "accelerate": keys.ACCELERATE}[program]
     for dotted, value in leaves(given):
         where = f"phase {phase}: launch.{program}.{dotted}: {value!r}"
-        key = _find(TABLES[program], dotted)
-        if dotted in TABLES[program] and key is None:
+        key = _find(table, dotted)
+        if dotted in table and key is None:
             if value == {}:
                 continue  # a block without keys changes nothing
             raise PipelineError(f"{where} is no value for it", hint="it takes a mapping")
         if key is None:
-            raise unknown_key(f"phase {phase}: launch.{program}", dotted, list(TABLES[program]))
+            raise keys.unknown_key(f"phase {phase}: launch.{program}", dotted, list(table))
         if value == "auto":
             raise PipelineError(
                 f"{where}: nothing is left open in a launch file",

@@ -5,7 +5,6 @@ Whether the hub has a model of that id is checked at download.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -37,11 +36,6 @@ from zerotrain.pipeline.checks.architecture import check_resolutions, check_toke
 
 TARGETS, EXCLUDED = "lora.target_modules", "base_model_exclude_modules"
 """Keys that name layers by the ends of their names."""
-PRESET_LAYERS: dict[str, list[str]] = tomllib.loads(
-    Path(__file__).with_name("preset_layers.toml").read_text(encoding="utf-8")
-)
-"""Components of layer names in the small models, by family."""
-
 LIMITED = "sd3"
 """The family whose small models have positions for the images of the first phase alone. To look at
 them imports torch, for which a plan of other runs must not wait."""
@@ -253,8 +247,6 @@ def _check_target(
 def _checks_of_preset_targets(run: RunConfig) -> list[partial[None]]:
     """Check the words in target names on a preset; layer numbers are not known without torch."""
     targets = (run.adapter_values() or {}).get("target_modules")
-    if run.family not in PRESET_LAYERS:
-        return []
     named = {
         TARGETS if run.lora else "peft.target_modules": targets
         if isinstance(targets, list)
@@ -268,8 +260,19 @@ def _checks_of_preset_targets(run: RunConfig) -> list[partial[None]]:
     ]
 
 
+@cache
+def preset_layers() -> dict[str, list[str]]:
+    """Read the words in the names of the small models' layers, by family."""
+    import tomllib  # few runs name layers, and its import takes 5 ms of each plan
+
+    table = Path(__file__).with_name("preset_layers.toml")
+    return tomllib.loads(table.read_text(encoding="utf-8"))
+
+
 def _check_words(key: str, family: str, preset: str, target: str) -> None:
-    known = PRESET_LAYERS[family]
+    known = preset_layers().get(family)
+    if known is None:
+        return
     if any(word not in known and not word.isdigit() for word in str(target).split(".")):
         raise _no_target(key, preset, target, known)
 

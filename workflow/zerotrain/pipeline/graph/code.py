@@ -110,8 +110,14 @@ def _stage(rule: str, *chosen: str) -> Code:
     """Return the sources of a stage, of the modules selected with it, and its rule."""
     with stored_reading():
         files = [*source_files(f"zerotrain.stages.{rule}", *chosen), f"rules/{rule}.smk"]
-        digests = [file_code_sha256(Path(file)) for file in files]
+        digests = [_file_code(file) for file in files]
     return Code(_digest(digests, files), [one.rpartition(".")[2] for one in chosen], files)
+
+
+@cache
+def _file_code(file: str) -> str:
+    """Return the digest of a file, which several stages depend on."""
+    return file_code_sha256(Path(file))
 
 
 def _digest(digests: Iterable[str], files: Iterable[str]) -> str:
@@ -134,11 +140,12 @@ def stored_reading() -> Iterator[None]:
     """
     modules = (code_tokens.__file__, sources.__file__)
     reader = hashlib.sha256(b"".join(Path(file).read_bytes() for file in modules)).hexdigest()
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        found = json.loads(READ_SOURCES.read_bytes())
-        if found["reader"] == reader:
-            READ.tokens.update(found["tokens"])
-            READ.imports.update(found["imports"])
+    if not READ.tokens:  # once in a process
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            found = json.loads(READ_SOURCES.read_bytes())
+            if found["reader"] == reader:
+                READ.tokens.update(found["tokens"])
+                READ.imports.update(found["imports"])
     before = len(READ.tokens), len(READ.imports)
     yield
     if (len(READ.tokens), len(READ.imports)) != before:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from zerotrain.config.models import Phase
 from zerotrain.config.section import Role
-from zerotrain.config.stage_settings import SETTINGS
+from zerotrain.config.stage_settings import SETTINGS, StageSettings
 from zerotrain.launch.resolved import DEFAULTS, keys_of
 from zerotrain.pipeline.graph.code import KEPT, Code, job_code
 from zerotrain.pipeline.graph.runs import Runs
@@ -54,9 +55,13 @@ class JobParameters:
         """Return the parameters of a rule that record what its stage reads, by their names."""
         kind = SETTINGS[rule]
 
+        @cache  # each parameter of a job asks for them
+        def of(run: str, phase: str) -> StageSettings:
+            return kind.of(self._runs.by_name[run], phase)
+
         def recorded(name: str) -> OfJob:
             def of_job(wildcards: Any) -> Any:
-                settings = kind.of(self._runs.of(wildcards), wildcards.get("phase", ""))
+                settings = of(self._runs.of(wildcards).run, wildcards.get("phase", ""))
                 return as_json(getattr(settings, name))
 
             return of_job

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 10.0
 STEPS_BEFORE_ESTIMATE = 5
@@ -25,11 +27,11 @@ class Display:
         self._began = time.monotonic()
         self._last_line = 0.0
         self._estimated = False
-        self._bar = (
-            tqdm(initial=step, total=until, desc=name, unit=" steps", smoothing=0.1)
-            if sys.stderr.isatty()
-            else None
-        )
+        self._bar: tqdm[Any] | None = None
+        if sys.stderr.isatty():
+            from tqdm import tqdm  # plans format durations here, and need no bar
+
+            self._bar = tqdm(initial=step, total=until, desc=name, unit=" steps", smoothing=0.1)
 
     def step(self, step: int, loss: float, lr: float) -> None:
         """Show one finished step."""
