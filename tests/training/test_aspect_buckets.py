@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from tests.builders.phases import SAMPLES, make_tiny_phase
 from tests.training.conftest import Training, write_base, write_cache
 from tests.training.inputs import COUNT, SIDE, write_image_inputs
-from tests.training.kill_point import KillPoint
 from tests.training.matrix import export_state
 
 from zerotrain.cache.reader import read_cache
@@ -112,26 +110,6 @@ def test_a_switch_changes_nothing(training):
     found = training.run("third", "torch", 12, state=state("second", 8))
     assert found[:4] == expected[:4]
     assert found == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_kill_changes_no_bit(training, server):
-    """A training that is killed and resumed ends with the weights of one that was left alone."""
-    shape = {"save_every": 2, "keep": 2}
-    training.phase("whole", "torch", 8, **shape)
-    counter = KillPoint(server, training.folder)
-    process = training.start("whole", kill=counter)
-    process.join(120)
-    assert process.exitcode == 0
-    training.phase("cut", "torch", 8, **shape)
-    process = training.start(
-        "cut", kill=KillPoint(server, training.folder, counter.started * 2 // 3)
-    )
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL
-    assert len(progress_folder.saved_steps(training.progress("cut"))) > 0
-    assert training.train("cut") == training.losses("whole")
-    assert training.hashes("cut", 8) == training.hashes("whole", 8)
 
 
 @pytest.mark.slow
