@@ -191,11 +191,6 @@ def test_timesteps_follow_the_base_and_the_configuration(nano_sd3):
     assert default.image_tokens(latents) == 24 / patch**2
 
 
-def test_a_base_of_another_schedule_is_refused(nano):
-    with pytest.raises(PipelineError, match="DDIMScheduler is not a schedule of flow matching"):
-        FAMILY.objective(nano)
-
-
 def sample(folder: Path, *, length: int | None = None) -> list[bytes]:
     """What `draw_house` draws, by our own sampling."""
     return promises.sample(

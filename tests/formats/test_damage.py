@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,7 +41,6 @@ from zerotrain.state.position import MASTER
 from zerotrain.state.state import State
 
 PRESET = Path(__file__).parents[2] / "config" / "launch" / "torch.yaml"
-HOW = ("deleted", "truncated", "flipped")
 UNET = "unet/diffusion_pytorch_model.safetensors"
 WHOLE, WITH_LORA, EMA = (f"results/pics/{phase}/weights" for phase in ("whole", "lora", "ema"))
 TEXT, TEXT_LORA, LOHA = (f"results/words/{phase}/weights" for phase in ("whole", "lora", "loha"))
@@ -309,20 +307,6 @@ def test_a_damaged_file_is_named_with_what_makes_it_again(
     assert not {"out", "out.json", "samples"} & {path.name for path in Path.cwd().iterdir()}
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [(WITH_LORA, LORA), (LOHA, TEXT_FILES[LOHA][0]), ("outputs/kohya", "lora.safetensors")],
-)
-def test_a_trace_lists_a_damaged_file(project: Path, folder: str, name: str, how: str) -> None:
-    """A trace continues to the end, and its exit code is 1."""
-    with damaged(Path(folder, name), how):
-        result = CliRunner().invoke(cli.app, ["trace", folder])
-    assert result.exit_code == 1
-    word = "MISSING" if how == "deleted" else "DIFFERENT"
-    assert re.search(rf"{word} +{folder}/{name}", result.output)
-
-
 @pytest.mark.parametrize(
     ("words", "name"),
     [(["sample", WHOLE, "a house"], LORA), (["generate", TEXT, PROMPT], "adapter_config.json")],
@@ -338,16 +322,6 @@ def test_an_adapter_that_no_manifest_lists_is_refused(
         assert f"{words[1]}: {name} is not listed in manifest.json" in refusal(words)
     finally:
         added.unlink()
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_a_damaged_image_is_named(project: Path, how: str) -> None:
-    """What a dataset lists are the user's own files, which no command makes again."""
-    with damaged(Path("images/3.png"), how):
-        said = refusal(CACHE)
-    assert re.search(r"images[:/] ?3\.png(:| changed since prepare_dataset)", said)
-    assert "Hint: " in said
-    assert not Path("out").exists()
 
 
 TRAINED = "results/words/whole/checkpoint"
