@@ -10,7 +10,6 @@ import torch
 from tests.builders.phases import SAMPLES, make_tiny_phase
 from tests.training.conftest import Training, write_base, write_cache
 from tests.training.inputs import COUNT, SIDE, write_image_inputs
-from tests.training.matrix import export_state
 
 from zerotrain.cache.reader import read_cache
 from zerotrain.config.training import TrainConfig
@@ -94,22 +93,6 @@ def test_a_batch_trains_as_its_images_one_by_one(training):
     ]
     assert len(measured[0]) == 2
     assert measured[1] == pytest.approx(measured[0], rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_switch_changes_nothing(training):
-    """torch -> zero3_offload on two processes -> torch, against torch alone."""
-    expected = training.run("whole", "torch", 12)
-    training.run("first", "torch", 4)
-
-    def state(name: str, step: int) -> Path:
-        rolling = progress_folder.step_folder(training.progress(name), step)
-        return export_state(rolling, training.folder / f"{name}-state")
-
-    training.run("second", "zero3_offload", 8, state=state("first", 4), num_processes=2)
-    found = training.run("third", "torch", 12, state=state("second", 8))
-    assert found[:4] == expected[:4]
-    assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow
