@@ -160,17 +160,6 @@ def test_an_elastic_checkpoint_is_read(copy: Any) -> None:
     assert "elastic" in found.lost[0]
 
 
-def test_a_rank_too_many_is_named(copy: Any) -> None:
-    """What a larger world left in the folder is not mixed in."""
-    tag = copy(2) / "global_step3"
-    shutil.copy(
-        tag / "zero_pp_rank_0_mp_rank_00_optim_states.pt",
-        tag / "zero_pp_rank_1_mp_rank_00_optim_states.pt",
-    )
-    with pytest.raises(PipelineError, match=r"zero_pp_rank_1_mp.*left over"):
-        open_external(tag)
-
-
 def test_a_model_file_of_another_save_is_refused(copy: Any) -> None:
     """One process: the model file is new, the optimizer's is old, and the weights show it."""
     path = copy(2) / "global_step3" / "mp_rank_00_model_states.pt"
@@ -199,12 +188,22 @@ def test_an_unknown_layout_names_the_version(copy: Any) -> None:
         open_external(path.parent)
 
 
-def test_model_parallel_files_are_refused(copy: Any) -> None:
-    """Slices of a parameter are not taken for the parameter."""
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("zero_pp_rank_1_mp_rank_00_optim_states.pt", "left over"),
+        (
+            "zero_pp_rank_0_mp_rank_01_optim_states.pt",
+            "written under model, pipeline or expert",
+        ),
+    ],
+    ids=["of a larger world", "model parallel"],
+)
+def test_a_file_of_another_world_is_named(copy: Any, name: str, said: str) -> None:
+    """What is left over is not mixed in; slices of a parameter are not taken for the parameter."""
     tag = copy(2) / "global_step3"
-    name = "zero_pp_rank_0_mp_rank_01_optim_states.pt"
     shutil.copy(tag / "zero_pp_rank_0_mp_rank_00_optim_states.pt", tag / name)
-    with pytest.raises(PipelineError, match=f"{name}: written under model, pipeline or expert"):
+    with pytest.raises(PipelineError, match=f"{name}.*{said}"):
         open_external(tag)
 
 
