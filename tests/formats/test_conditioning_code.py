@@ -41,7 +41,6 @@ SIDES = {"redux": 48}
 """Pixels where they are others: the nano SigLIP scales to 32."""
 SHOWN = {"FluxPipeline": "FluxKontextPipeline", REDUX: "FluxPipeline"}
 """Pipelines whose code is for another class."""
-QUICK = ("kontext",)
 PROMPT = "a red house"
 Weights = Callable[[str], Path]
 
@@ -87,10 +86,7 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_the_code_gives_what_our_own_command_gives(
     weights, inputs, modes, tmp_path, monkeypatch, name
 ):

@@ -281,7 +281,7 @@ def test_fit_takes_smaller_images_last() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["causal_lm", pytest.param("seq2seq_lm", marks=pytest.mark.slow)]
+    "family", ["causal_lm", pytest.param("seq2seq_lm", marks=pytest.mark.soak)]
 )
 def test_fit_takes_shorter_rows_last(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of text lengths are tokens; nothing of it has pixels."""
