@@ -157,32 +157,17 @@ def start_builder(stand_in: Path) -> tuple[subprocess.Popen[bytes], int]:
     return builder, int(pid_file.read_text())
 
 
-def test_lock_of_a_killed_build_is_removed(fresh_ops: Path, stand_in: Path) -> None:
-    """torch would wait on such a lock without an end and without a word."""
-    lock = fresh_ops / OPS[0] / "lock"
-    lock.parent.mkdir(parents=True)
-    lock.touch()
-    compiled_ops.build()
-    assert not lock.exists()
-
-
-def test_lock_of_a_killed_training_is_removed(fresh_ops: Path, stand_in: Path) -> None:
-    """A training takes the lock for the moment of loading what set-up has built."""
-    compiled_ops.build()
+@pytest.mark.parametrize("built", [False, True], ids=["by a build", "by a training"])
+def test_lock_of_a_killed_process_is_removed(fresh_ops: Path, stand_in: Path, built: bool) -> None:
+    """torch would wait on such a lock without an end and without a word. A training takes it for
+    the moment of loading what set-up has built. Who works right now has the lock open."""
+    if built:
+        compiled_ops.build()
     lock = fresh_ops / OPS[0] / "lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     lock.touch()
     compiled_ops.build()
     assert not lock.exists()
-    with lock.open("w"):
-        compiled_ops.build()
-        assert lock.exists()
-
-
-def test_lock_of_a_living_build_is_kept(fresh_ops: Path, stand_in: Path) -> None:
-    """A process that compiles right now has the lock open."""
-    lock = fresh_ops / OPS[0] / "lock"
-    lock.parent.mkdir(parents=True)
     with lock.open("w"):
         compiled_ops.build()
         assert lock.exists()

@@ -167,6 +167,11 @@ COMMANDS: dict[str, tuple[Words, Words]] = {
     "fetch": (of("fetch", "@run.yaml", "--to", "%fetched"),) * 2,
 }  # fmt: skip
 """Each with what is called first, and what is called again on a disk that does not take it."""
+LIKE_OTHERS = (
+    "import_checkpoint", "export", "export --state", "export --to single_file", "publish", "sweep",
+    "fetch",
+)  # fmt: skip
+"""Those that write as others do, which stand for them on a full disk in `make test-full`."""
 NUMBERS = (errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
 """What the system says, in turn."""
 
@@ -215,7 +220,10 @@ def fill(disk: Path, leave: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.soak if one in LIKE_OTHERS else ()) for one in COMMANDS],
+)
 def test_a_disk_that_takes_no_more(
     name: str, inputs: Path, tmp_path: Path, mount: Mount, monkeypatch, capfd
 ) -> None:

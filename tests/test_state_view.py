@@ -298,13 +298,6 @@ def test_what_an_export_lacks_is_reported(
     assert hint in caught.value.hint
 
 
-def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
-    """Weights can be looked at, but hold nothing that a training could continue from."""
-    weights = write_weights(tmp_path / "weights", tensors())
-    with pytest.raises(PipelineError, match="exported weights are no training, and hold no"):
-        say("export", weights, "--state", tmp_path / "state")
-
-
 def test_equal_states_are_only_counted(tmp_path: Path) -> None:
     """Whoever made them: another phase and engine are shown, and the exit code is 0."""
     one = write(tmp_path / "one", tensors())

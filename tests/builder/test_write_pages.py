@@ -104,22 +104,3 @@ def test_templates_are_saved_listed_and_deleted(client: TestClient) -> None:
     for name in ("../recipe", "recipe", ""):
         assert client.post("/templates/delete", data={"name": name}).status_code == 422
     assert Path("config/recipe.yaml").is_file()
-
-
-def test_hostile_forms_are_refused_in_a_sentence(client: TestClient) -> None:
-    """Aliases that multiply, too long fields and too many files are answered as mistakes."""
-    bomb = "a: &a [1, 1]\n" + "".join(
-        f"b{number}: &b{number} [{', '.join([f'*b{number - 1}' if number else '*a'] * 9)}]\n"
-        for number in range(12)
-    )
-    answer = client.post("/write", data={"name": "new", "text": RECIPE + bomb})
-    assert answer.status_code == 422
-    assert "aliases repeat more than" in answer.text
-    files = [("files", (f"{number}.json", b"{}")) for number in range(30)]
-    assert client.post("/import", files=files).status_code in (400, 422)
-    assert client.post("/write", data={"name": "new", "text": "#" * 2**19}).status_code in (
-        400,
-        422,
-    )
-    assert client.post("/import", data={"pasted": "#" * 2**21}).status_code == 413
-    assert not Path("config/new.yaml").exists()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.builders.models import make_trained
 from tests.builders.states import make_position
 
 from zerotrain import artifact
@@ -47,10 +48,18 @@ class Export:
 
     def __call__(self, trained: Trained, dtype: str = "fp32") -> Trained:
         """Export these parameters, which lie in two ranks' fragments; the weights as written."""
+        folder = self.export(trained, dtype)
+        return load_file(folder / "unet" / "diffusion_pytorch_model.safetensors")
+
+    def export(self, trained: Trained | None = None, dtype: str = "fp32") -> Path:
+        """The weights folder of these parameters; by default of some far from the base's."""
+        config = self.config(dtype)
+        if trained is None:
+            trained = make_trained(config.family, self.base, config.adapter_values())
         self.save(trained)
-        settings = ExportSettings.of(self.config(dtype))
+        settings = ExportSettings.of(config)
         export_weights(settings, self.checkpoint, self.base, self.weights, self.state)
-        return load_file(self.weights / "unet" / "diffusion_pytorch_model.safetensors")
+        return self.weights
 
     def save(self, trained: Trained) -> None:
         """Publish the checkpoint."""

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sklearn.datasets import load_sample_image
 from tests.builders.images import make_image_config, prepare_inputs
 from tests.builders.real_pictures import EMOJI, FILES, write_real_pictures
 
@@ -17,7 +16,6 @@ from zerotrain.cache.reader import Cache, read_cache
 from zerotrain.data.buckets import choose_views
 from zerotrain.data.crop import to_pixels
 from zerotrain.data.dataset import read_dataset
-from zerotrain.data.decode import decode
 from zerotrain.data.open import open_source
 from zerotrain.models.families.sdxl import FAMILY as SDXL
 from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -41,8 +39,6 @@ CROPS = {
     "logo.png": (0, round(11 * 128 / 520)),
 }
 """What is cut from top and left, in pixels of the bucket."""
-MEANS = {"china.jpg": (144.7, 145.5, 140.9), "flower.jpg": (55.1, 73.6, 57.0)}
-"""Red, green and blue of the photographs, of 255."""
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +56,6 @@ def cut_by_pillow(folder: Path, file: str) -> Image.Image:
     left, top = (image.width - own) // 2, (image.height - tall) // 2
     box = (left, top, left + own, top + tall)
     return over.resize((width, height), Image.Resampling.LANCZOS, box=box)
-
-
-def test_photographs_are_the_pixels_that_others_read(pictures: Path) -> None:
-    """scikit-learn's own loader gives the same, and their means are the published files'."""
-    for name, means in MEANS.items():
-        found = np.asarray(decode((pictures / name).read_bytes()))
-        assert np.array_equal(found, load_sample_image(name))
-        assert found.mean(axis=(0, 1)) == pytest.approx(means, abs=0.1)
 
 
 def test_pictures_are_cut_to_their_buckets(pictures: Path, tmp_path: Path, capsys) -> None:

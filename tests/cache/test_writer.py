@@ -143,22 +143,6 @@ def test_a_killed_run_keeps_its_finished_shards(tmp_path):
     assert publish(rest, tmp_path / "cache") == whole
 
 
-def test_a_damaged_shard_is_named_and_encoded_again(tmp_path):
-    whole = publish(write(tmp_path), tmp_path)
-    damaged = sorted(tmp_path.glob("text-*"))[0]
-    data = bytearray(damaged.read_bytes())
-    data[-1] ^= 1
-    damaged.unlink()
-    damaged.write_bytes(data)
-    for file in (tmp_path / "partial").iterdir():
-        file.unlink()
-    stored = StoredShards(tmp_path)
-    assert stored.damaged == [damaged]
-    again = write(tmp_path, stored=stored)
-    assert 0 < again.encoded < 60
-    assert publish(again, tmp_path / "again") == whole
-
-
 def test_a_broken_index_is_no_obstacle(tmp_path):
     (tmp_path / "index.json").write_text("{")
     assert write(tmp_path).encoded == 60

@@ -13,7 +13,6 @@ from diffusers import DiffusionPipeline, FluxPipeline, FluxPriorReduxPipeline, R
 from PIL import Image
 from tests.builders.exports import Export
 from tests.builders.images import build_nano, make_pictures
-from tests.builders.models import make_trained
 from tests.families.promises import first_call
 from transformers import SiglipVisionModel
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -25,7 +24,6 @@ from zerotrain.errors import PipelineError
 from zerotrain.models.base import choose_files
 from zerotrain.models.families import flux_nano
 from zerotrain.models.families.flux import FAMILY
-from zerotrain.stages.export_weights import ExportSettings, export_weights
 
 PROMPT = "a red house"
 VALUES = EvaluateConfig(num_inference_steps=2)
@@ -202,11 +200,7 @@ def test_exported_weights_load_in_diffusers_and_sample(redux, tmp_path):
         shutil.copytree(redux, draft.folder, dirs_exist_ok=True)
         draft.content = {"family": "flux", "base": "nano", "commit": None, "parts": {}}
     export.settings = {"family": "flux", "lora": {"rank": 4, "target_modules": ["to_q"]}}
-    config = export.config("fp32")
-    export.save(make_trained("flux", export.base, config.adapter_values()))
-    chosen = ExportSettings.of(config)
-    export_weights(chosen, export.checkpoint, export.base, export.weights, export.state)
-    image, folder = make_pictures(16, 1)[0], export.weights
+    image, folder = make_pictures(16, 1)[0], export.export()
     pipeline = DiffusionPipeline.from_pretrained(folder)
     pipeline.load_lora_weights(folder)
     embeds = embeds_of(folder, image)

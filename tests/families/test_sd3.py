@@ -21,7 +21,6 @@ from zerotrain.export.options import SampleOptions
 from zerotrain.export.sample import sample as sample_command
 from zerotrain.export.target import ExportSettings, WeightsTarget
 from zerotrain.models.base import check_model_index, choose_files
-from zerotrain.models.families.lora import add_adapter, save_adapter
 from zerotrain.models.families.sd3 import FAMILY
 
 CAPTIONS = ["a red house", "a blue house"]
@@ -192,11 +191,6 @@ def test_timesteps_follow_the_base_and_the_configuration(nano_sd3):
     assert default.image_tokens(latents) == 24 / patch**2
 
 
-def test_a_base_of_another_schedule_is_refused(nano):
-    with pytest.raises(PipelineError, match="DDIMScheduler is not a schedule of flow matching"):
-        FAMILY.objective(nano)
-
-
 def sample(folder: Path, *, length: int | None = None) -> list[bytes]:
     """What `draw_house` draws, by our own sampling."""
     return promises.sample(
@@ -208,36 +202,3 @@ def test_samples_are_the_pipelines_own(nano_sd3):
     """A user who calls the pipeline with the same seed sees the same image."""
     expected = draw_house(pipeline_of(nano_sd3), max_sequence_length=TOKENS)
     assert sample(nano_sd3) == [expected]
-
-
-@pytest.mark.parametrize("target", ["to_q", "add_k_proj"])
-def test_the_pipeline_loads_the_adapter_that_was_trained(nano_sd3, tmp_path, target):
-    """alpha is not rank: the images of the trained model, other than the base's."""
-    settings = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": (target, "to_out.0")}
-    model = FAMILY.load_model(nano_sd3)
-    add_adapter(model, seed=0, **settings)
-    source = torch.Generator().manual_seed(1)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    for name, parameter in trained.items():
-        if ".lora_B." in name:
-            parameter.data = torch.randn(parameter.shape, generator=source)
-    folder = tmp_path / "weights"
-    shutil.copytree(nano_sd3, folder)
-    shapes = {name: list(tensor.shape) for name, tensor in trained.items()}
-    save_adapter(
-        FAMILY, nano_sd3, shapes, trained.__getitem__, settings, dtype=torch.float32, out=folder
-    )
-    pipeline = pipeline_of(nano_sd3)
-    pipeline.load_lora_weights(folder)
-    assert sample(folder) == [draw_house(pipeline, max_sequence_length=TOKENS)]
-    assert sample(folder) != sample(nano_sd3)
-    inputs = {
-        "hidden_states": torch.randn(2, 4, 4, 4, generator=source),
-        "timestep": torch.tensor([10.0, 700.0]),
-        "encoder_hidden_states": torch.randn(2, 5, 128, generator=source),
-        "pooled_projections": torch.randn(2, 128, generator=source),
-        "return_dict": False,
-    }
-    with torch.inference_mode():
-        found, expected = pipeline.transformer(**inputs)[0], model.eval()(**inputs)[0]
-    assert torch.equal(found, expected)

@@ -72,13 +72,6 @@ def test_sizes_reach_the_unet_in_the_pipelines_order(nano):
     assert torch.equal(asked["hidden"], text["prompt_embeds"])
 
 
-def test_the_objective_is_the_one_of_the_bases_scheduler(nano, tmp_path):
-    base = changed(
-        nano, tmp_path / "base", "scheduler/scheduler_config.json", prediction_type="epsilon"
-    )
-    assert FAMILY.objective(base).schedule.prediction_type == "epsilon"
-
-
 def test_samples_follow_from_their_seeds(nano):
     """Equal seeds give equal images, also from batches of another order; other seeds others."""
     first, second = sample(nano, ["a red house"] * 2, [1, 2])

@@ -142,28 +142,6 @@ def test_several_tags_without_latest_are_named(copy: Any) -> None:
         open_external(folder)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_a_missing_rank_is_named(copy: Any, stage: int) -> None:
-    """No tensor is put together from fewer ranks than wrote it."""
-    folder = copy(stage, 2)
-    name = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
-    (folder / "global_step3" / name).unlink()
-    with pytest.raises(PipelineError, match=f"{name}: no such file"):
-        open_external(folder)
-
-
-@pytest.mark.parametrize(
-    ("stage", "name"),
-    [(2, "/mp_rank_00_model_states.pt"), (3, "/zero_pp_rank_1_mp_rank_00_model_states.pt")],
-)
-def test_a_missing_model_file_is_named(copy: Any, stage: int, name: str) -> None:
-    """Without it no one knows the names and shapes of the tensors."""
-    folder = copy(stage, 2)
-    (folder / f"global_step3{name}").unlink()
-    with pytest.raises(PipelineError, match=f"{name}: no such file"):
-        open_external(folder)
-
-
 def test_an_elastic_checkpoint_is_read(copy: Any) -> None:
     """Its moments have no padding and its groups no learning rates, which is reported."""
     path = copy(2) / "global_step3" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
@@ -180,42 +158,6 @@ def test_an_elastic_checkpoint_is_read(copy: Any) -> None:
         assert torch.equal(found.tensor(name, "exp_avg"), moment)
     assert found.position.param_groups == []
     assert "elastic" in found.lost[0]
-
-
-def test_a_rank_too_many_is_named(copy: Any) -> None:
-    """What a larger world left in the folder is not mixed in."""
-    tag = copy(2) / "global_step3"
-    shutil.copy(
-        tag / "zero_pp_rank_0_mp_rank_00_optim_states.pt",
-        tag / "zero_pp_rank_1_mp_rank_00_optim_states.pt",
-    )
-    with pytest.raises(PipelineError, match=r"zero_pp_rank_1_mp.*left over"):
-        open_external(tag)
-
-
-@pytest.mark.parametrize(
-    "name", ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"]
-)
-def test_a_truncated_file_is_named(copy: Any, name: str) -> None:
-    """Half a file is refused before anything is read from it."""
-    path = copy(2) / "global_step3" / name
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(PipelineError, match=f"{name}: truncated"):
-        open_external(path.parent)
-
-
-@pytest.mark.parametrize("stage", [2, 3])
-def test_ranks_of_different_steps_are_refused(copy: Any, stage: int) -> None:
-    """A kill between two ranks' writes over an older save leaves such a folder."""
-    file = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
-    path = copy(stage, 2) / "global_step3" / file
-    document = torch.load(path, weights_only=False)
-    base = "base_optimizer_state" if stage == 2 else "optimizer_state_dict"
-    for state in document["optimizer_state_dict"][base]["state"].values():
-        state["step"] += 10
-    torch.save(document, path)
-    with pytest.raises(PipelineError, match=f"{file}: optimizer step 13, rank 0's files have 3"):
-        open_external(path.parent)
 
 
 def test_a_model_file_of_another_save_is_refused(copy: Any) -> None:
@@ -246,12 +188,22 @@ def test_an_unknown_layout_names_the_version(copy: Any) -> None:
         open_external(path.parent)
 
 
-def test_model_parallel_files_are_refused(copy: Any) -> None:
-    """Slices of a parameter are not taken for the parameter."""
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("zero_pp_rank_1_mp_rank_00_optim_states.pt", "left over"),
+        (
+            "zero_pp_rank_0_mp_rank_01_optim_states.pt",
+            "written under model, pipeline or expert",
+        ),
+    ],
+    ids=["of a larger world", "model parallel"],
+)
+def test_a_file_of_another_world_is_named(copy: Any, name: str, said: str) -> None:
+    """What is left over is not mixed in; slices of a parameter are not taken for the parameter."""
     tag = copy(2) / "global_step3"
-    name = "zero_pp_rank_0_mp_rank_01_optim_states.pt"
     shutil.copy(tag / "zero_pp_rank_0_mp_rank_00_optim_states.pt", tag / name)
-    with pytest.raises(PipelineError, match=f"{name}: written under model, pipeline or expert"):
+    with pytest.raises(PipelineError, match=f"{name}.*{said}"):
         open_external(tag)
 
 

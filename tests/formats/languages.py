@@ -11,9 +11,8 @@ from tests.families.texts import LORA, batch, build, logits
 
 from zerotrain import artifact
 from zerotrain.data.conversation import Message
-from zerotrain.models.families import adapters, load_family
+from zerotrain.models.families import load_family
 from zerotrain.models.families.language import LanguageFamily
-from zerotrain.stages.export_weights import ExportSettings, export_weights
 
 ADAPTER = {"rank": 4, "alpha": 6.0}
 """alpha is not rank."""
@@ -57,19 +56,6 @@ def publish_base(name: str, folder: Path, called: str = "nano") -> Path:
     return folder
 
 
-def trained(name: str, base: Path, adapter: dict[str, Any] | None) -> dict[str, torch.Tensor]:
-    """Parameters far from the base's; of an adapter, if there is one."""
-    model = load_family(name).load_model(base)
-    if adapter:
-        model = adapters.add(model, adapter, seed=0)
-    draw = torch.Generator().manual_seed(1)
-    return {
-        n: p.detach() + 0.2 * torch.randn(p.shape, generator=draw)
-        for n, p in model.named_parameters()
-        if p.requires_grad
-    }
-
-
 def exported(name: str, folder: Path) -> Language:
     """Base, and weights of the whole model, of a LoRA, of a LoHa."""
     base = publish_base(name, folder / "base")
@@ -77,9 +63,5 @@ def exported(name: str, folder: Path) -> Language:
     for kind in ("whole", "lora", "loha"):
         export = Export(folder / kind, base)
         export.settings = config_of(name, kind)
-        config = export.config("fp32")
-        export.save(trained(name, base, config.adapter_values()))
-        settings = ExportSettings.of(config)
-        export_weights(settings, export.checkpoint, base, export.weights, export.state)
-        made[kind] = export.weights
+        made[kind] = export.export()
     return Language(name, base, **made)

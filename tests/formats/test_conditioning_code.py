@@ -14,7 +14,6 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwen
 from PIL import Image
 from tests.builders.exports import Export
 from tests.builders.images import make_pictures, publish_nano
-from tests.builders.models import make_trained
 from tests.formats.commands import code_of, join_lines, run_code
 
 from zerotrain.export.formats.loading_code import SIDE as DEFAULT_SIDE
@@ -23,7 +22,6 @@ from zerotrain.export.options import SampleOptions
 from zerotrain.export.sample import sample
 from zerotrain.models.base import README
 from zerotrain.models.families.conditioning import IMAGE_EMBEDDER, REDUX
-from zerotrain.stages.export_weights import ExportSettings, export_weights
 
 SIDE = 32
 """Pixels; the pipelines of editing scale to multiples of it."""
@@ -41,7 +39,6 @@ SIDES = {"redux": 48}
 """Pixels where they are others: the nano SigLIP scales to 32."""
 SHOWN = {"FluxPipeline": "FluxKontextPipeline", REDUX: "FluxPipeline"}
 """Pipelines whose code is for another class."""
-QUICK = ("kontext",)
 PROMPT = "a red house"
 Weights = Callable[[str], Path]
 
@@ -57,10 +54,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
         if not export.weights.exists():
             publish_nano(family, export.base, side=SIDE, steps=2, pipeline=pipeline)
             export.settings = {"family": family, "train": {"resolution": SIDE}, **settings}
-            config = export.config("fp32")
-            export.save(make_trained(family, export.base, config.adapter_values()))
-            chosen = ExportSettings.of(config)
-            export_weights(chosen, export.checkpoint, export.base, export.weights, export.state)
+            export.export()
         return export.weights
 
     return make
@@ -87,10 +81,7 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_the_code_gives_what_our_own_command_gives(
     weights, inputs, modes, tmp_path, monkeypatch, name
 ):

@@ -83,15 +83,6 @@ def test_a_rolling_checkpoint_is_exported_as_it_was_trained(checkpoint, base, tm
     assert after.content == alone.content == before.content | {"long_captions": "chunk"}
 
 
-def test_a_wrong_format_lists_the_formats(lora, tmp_path):
-    text = run(lora, "--to", "comfy", "--output", tmp_path / "out")
-    assert "ERROR: --to: 'comfy' is not known" in text
-    assert (
-        "there are: diffusers, transformers, merged, single_file, ldm, diffusers_lora, peft, "
-        "kohya, universal" in text
-    )
-
-
 def test_what_a_checkpoint_cannot_become_is_refused_before_it_is_read(checkpoint, base, tmp_path):
     """No state appears either."""
     words = ["--config", tmp_path / "run.yaml", "--base", base, "--state", tmp_path / "state"]

@@ -20,7 +20,7 @@ from tests.builders.adapters import LAYER_METHODS as METHODS
 from tests.builders.adapters import PROMPT_METHODS
 from tests.builders.exports import Export
 from tests.builders.images import publish_nano
-from tests.builders.models import make_trained, move_far
+from tests.builders.models import move_far
 from tests.conftest import ROOT
 from tests.families.texts import build as build_text
 from tests.formats.commands import code_of, join_lines, run_code
@@ -42,7 +42,6 @@ from zerotrain.machine.device import device_type
 from zerotrain.models.base import README
 from zerotrain.models.families import load_family
 from zerotrain.models.families.placement import sampling_dtype
-from zerotrain.stages.export_weights import ExportSettings, export_weights
 
 IMAGES = tuple(name for name, kind in FAMILIES.items() if kind.modality == "image")
 PROMPT = {"image": "a red house", "text": "1+2="}
@@ -97,10 +96,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
             text = FAMILIES[family].modality == "text"
             data = {"data": {"source": "sums"}} if text else {"train": {"resolution": SIDE}}
             export.settings = {"family": family, **data, **settings_of(family, kind)}
-            config = export.config("fp32")
-            export.save(make_trained(family, export.base, config.adapter_values()))
-            chosen = ExportSettings.of(config)
-            export_weights(chosen, export.checkpoint, export.base, export.weights, export.state)
+            export.export()
         return export.weights
 
     return make

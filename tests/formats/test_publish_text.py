@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tests.formats.conftest import REPO, head_of, publish, publish_phase, run_card, upload
+from tests.formats.conftest import REPO, head_of, publish, publish_phase, run_card
 from tests.formats.languages import Language, publish_base
 
 from zerotrain import artifact
@@ -102,17 +102,3 @@ def test_the_card_asks_as_the_training_did(phase, form):
         "raw": 'inputs = tokenizer("1+2=", return_tensors="pt")',
         "system": 'ids = tokenizer("You add.\\n").input_ids',
     }[form] in card
-
-
-@pytest.mark.slow
-def test_weights_and_card_are_uploaded_in_one_commit(phase, tmp_path, hub):
-    """A whole folder: tensors, configuration, tokenizer and card as they are here."""
-    kept, address = hub
-    convert(phase / "weights", "merged", tmp_path / "merged")
-    done = upload(address, tmp_path / "merged", REPO)
-    assert done.returncode == 0, done.stderr
-    files = artifact.read(tmp_path / "merged", "weights").files
-    assert {"model.safetensors", "tokenizer.json", "generation_config.json"} <= set(files)
-    assert kept.files.pop("README.md") == (tmp_path / "merged-card" / "README.md").read_bytes()
-    uploaded = set(files) - {"README.md"}  # the card stands in its place
-    assert kept.files == {name: (tmp_path / "merged" / name).read_bytes() for name in uploaded}

@@ -26,7 +26,6 @@ from zerotrain.export.formats import FORMATS
 from zerotrain.export.formats.conversion import convert
 from zerotrain.export.formats.weights import ExportedWeights
 from zerotrain.models.families import load_family
-from zerotrain.stages.export_weights import ExportSettings, export_weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OF_IMAGES = [name for name, form in FORMATS.items() if form.modality == "image"]
@@ -97,10 +96,7 @@ def test_a_chat_model_ends_its_turn_in_every_program(tmp_path):
     trained = chat_model(tmp_path / "base")
     export = Export(tmp_path / "whole", tmp_path / "base")
     export.settings = config_of("causal_lm", "whole")
-    export.save(trained)
-    settings = ExportSettings.of(export.config("fp32"))
-    export_weights(settings, export.checkpoint, export.base, export.weights, export.state)
-    convert(export.weights, "transformers", tmp_path / "out")
+    convert(export.export(trained), "transformers", tmp_path / "out")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     turns = [message._asdict() for message in MESSAGES]

@@ -90,15 +90,6 @@ def test_accelerate_takes_its_file(rendered: Path) -> None:
         assert found.deepspeed_config == {}
 
 
-def test_accelerates_parser_is_a_check(tmp_path: Path) -> None:
-    """The parser that accepts our files refuses what it does not know."""
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    (tmp_path / "a.yaml").write_text("distributed_type: NO\nnum_proceses: 2\n")
-    with pytest.raises(ValueError, match="num_proceses"):
-        load_config_from_file(str(tmp_path / "a.yaml"))
-
-
 @pytest.mark.parametrize("preset", ZERO)
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 def test_deepspeed_takes_its_file(preset: str, precision: str, monkeypatch) -> None:

@@ -225,7 +225,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize(
-    "many", [pytest.param(2, id="two"), pytest.param(1000, id="all", marks=pytest.mark.slow)]
+    "many", [pytest.param(2, id="two"), pytest.param(1000, id="all", marks=pytest.mark.soak)]
 )
 @pytest.mark.parametrize("folder", [WEIGHTS, *FOLDERS])
 def test_a_manifest_that_says_anything_else_is_named(chain: Path, folder: str, many: int) -> None:

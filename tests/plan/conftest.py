@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -206,8 +208,15 @@ def real_step(
     return Step(nbytes, memory.highest, flops, memory.flops)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def own_store(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.fixture(scope="session")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the traces of these tests."""
+    return tmp_path_factory.mktemp("plans")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_store(plans: Path) -> Iterator[None]:
     """Traces of these tests, and no other's."""
-    folder = tmp_path_factory.mktemp("plans")
-    trace_store.folder = lambda: folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace_store, "folder", lambda: plans)
+        yield

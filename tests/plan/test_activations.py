@@ -82,7 +82,7 @@ def test_a_trace_tells_what_a_real_pass_takes(name, precision):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", pytest.param("autocast", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("autocast", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", ["sdxl", "sd3"])
 def test_an_adapter_saves_less(name, precision):
     """Frozen weights need no gradient, so that fewer inputs are saved."""

@@ -187,15 +187,6 @@ def test_the_table_shows_all_of_it(traced: TracedModel) -> None:
     assert any("state weights: 2 B a trained parameter" in line for line in part_lines)
 
 
-def test_the_cache_of_mirrored_images_is_twice_as_large(traced: TracedModel) -> None:
-    """data.random_flip stores the latents of each image and of its mirror image."""
-    plain = made(traced, 24)
-    data = plain.config.data.model_copy(update={"random_flip": True})
-    flipped = replace(plain, config=plain.config.model_copy(update={"data": data}))
-    text = " ".join(" ".join(table(flipped)).split())
-    assert "The cache takes 524.3 kB an image and 635.9 kB a distinct caption (fp32)." in text
-
-
 def test_the_page_shows_this_table(traced: TracedModel) -> None:
     """docs/planner.md prints rows of the command that it names."""
     machine = replace(made(traced, None).machine, host_memory=64 * GIB, name="RTX 4090")
@@ -290,7 +281,7 @@ def test_fit_takes_smaller_images_last() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["causal_lm", pytest.param("seq2seq_lm", marks=pytest.mark.slow)]
+    "family", ["causal_lm", pytest.param("seq2seq_lm", marks=pytest.mark.soak)]
 )
 def test_fit_takes_shorter_rows_last(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of text lengths are tokens; nothing of it has pixels."""

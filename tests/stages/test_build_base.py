@@ -247,20 +247,6 @@ def test_a_published_base_is_a_base_again(model, dataset, tmp_path):
     assert "vae/config.json is a link that leads out of it" in text
 
 
-def test_an_index_of_shards_that_leaves_the_base_is_refused(model, dataset, tmp_path):
-    """The libraries open whatever the index names: it names files next to it alone."""
-    index = model / "unet" / "diffusion_pytorch_model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "../../token.safetensors"}}))
-    text = refusal(dataset, tmp_path / "base", base=str(model))
-    assert "the name '../../token.safetensors' leaves the folder" in text
-
-
-def test_a_missing_part_is_named(model, dataset, tmp_path):
-    shutil.rmtree(model / "vae")
-    text = refusal(dataset, tmp_path / "base", base=str(model))
-    assert f"{model}: the part vae is missing" in text
-
-
 def test_a_revision_of_no_hub_model_is_refused(model, dataset, tmp_path):
     for base in ("nano", str(model)):
         text = refusal(dataset, tmp_path / "base", base=base, revision="main")

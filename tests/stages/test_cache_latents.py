@@ -264,21 +264,6 @@ def test_an_image_that_changed_since_is_refused_by_name(run, family):
     assert caught.value.what == f"{run.images}: 04.png changed since prepare_dataset"
 
 
-def test_a_stopped_encoding_continues_where_it_was(run, family, monkeypatch, capsys):
-    stop_encoding(family, 12, monkeypatch)
-    with pytest.raises(StopError):
-        run.cache()
-    with pytest.raises(PipelineError, match=r"no manifest\.json"):
-        read_cache(run.folder / "cache")
-    monkeypatch.undo()
-    monkeypatch.setattr(stage, "load_family", lambda name: family)
-    resumed = run.cache()
-    words = capsys.readouterr().out.splitlines()[-1].split()
-    assert 8 <= int(words[1]) < 14
-    assert contents(resumed) == contents(run.cache("fresh"))
-    assert not (resumed / "partial").exists()
-
-
 def flip_last_bit(data: bytes) -> bytes:
     return data[:-1] + bytes([data[-1] ^ 1])
 

@@ -418,32 +418,6 @@ def test_a_refused_export_keeps_the_one_before(export: Export, trained: Trained,
     assert identities() == before
 
 
-def test_any_slot_goes_into_the_state(export: Export, trained: Trained, tmp_path: Path) -> None:
-    """Averaged weights too, which are checked like the others."""
-    export.save(trained)
-    found = Checkpoint(export.checkpoint)
-
-    class WithAverage:
-        position, shapes, names = found.position, found.shapes, found.names
-        slots = ("master", "ema")
-        last = 1.0
-
-        def tensor(self, name: str, slot: str) -> torch.Tensor:
-            return found.tensor(name, MASTER) * (self.last if slot == "ema" else 1)
-
-    source = WithAverage()
-    source.last = 0.5
-    export_source(source, tmp_path, None, export.state)
-    state = State(export.state)
-    assert sorted(state.slots) == ["ema", "master"]
-    name = "conv_in.weight"
-    assert torch.equal(state.tensor(name, "ema"), trained[name] / 2)
-    source.last = float("nan")
-    with pytest.raises(PipelineError, match=r"\S+ \(ema\): \d+ values are not finite"):
-        export_source(source, tmp_path, None, tmp_path / "other")
-    assert not (tmp_path / "other").exists()
-
-
 def test_frozen_tensors_are_the_bases_own(
     export: Export, trained: Trained, base: Path, tmp_path: Path
 ) -> None:

@@ -66,7 +66,6 @@ try:
 except PipelineError as error:
     print("refused:", error.what)
 """
-HINT = "run this again"
 
 
 @pytest.fixture

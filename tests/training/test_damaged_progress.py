@@ -297,20 +297,3 @@ def test_corrupted_small_files(trained, tmp_path, capsys, only):
     only one, a sentence says how to restore it or start over. Damaged records cost no step."""
     wrong = find_wrong(trained, tmp_path, capsys, only=only)
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.slow
-def test_a_damaged_progress_trains_to_the_same_bits(trained, tmp_path, inputs, server):
-    """After a repaired log, and after a position that is passed over, the phase ends as if nothing
-    had been damaged: tensors and every line's losses."""
-    found = {}
-    for case in ("whole", "records/metrics.jsonl", "records/pending.json", "checkpoint.json"):
-        training = Training(tmp_path / case.replace("/", "-"), inputs, server)
-        shutil.copytree(trained.folder / "p", training.folder / "p")
-        (training.progress("p") / "stop").unlink()
-        if case != "whole":
-            truncate(training.progress("p") / NEWEST / case, random.Random(case))
-        training.train("p")
-        found[case] = training.hashes("p", UNTIL), training.losses("p")
-    assert len(found["whole"][1]) == 3
-    assert {case: found["whole"] for case in found} == found

@@ -13,6 +13,8 @@ from zerotrain.machine import compiled_ops
 
 GOLDEN = Path("tests/golden/launch/sdxl")
 ZERO = sorted(path.name for path in GOLDEN.iterdir() if path.name != "torch")
+SAMPLE = ("zero2_offload", "zero3", "zero3_nvme")
+"""Of each class of DeepSpeed's optimizers one; `make test-soak` has the others."""
 SWAP_OP = compiled_ops.ops_folder() / compiled_ops.SWAP_BUILT
 
 
@@ -30,7 +32,10 @@ def expected(tmp_path_factory: pytest.TempPathFactory, inputs: Path, server: Any
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ZERO)
+@pytest.mark.parametrize(
+    "preset",
+    [pytest.param(one, marks=() if one in SAMPLE else pytest.mark.soak) for one in ZERO],
+)
 def test_a_run_starts_from_the_golden_file(
     training: Any, tmp_path: Path, expected: list[float], preset: str
 ) -> None:

@@ -26,16 +26,3 @@ def test_a_huber_loss_is_trained_alike_by_both_engines(training):
     last = validations(training, "h")[-1]
     here = measured(weights(training, "sdxl", "h", STEPS), "sdxl", training)
     assert last["val_loss"] == pytest.approx(here, rel=1e-6)  # other threads round otherwise
-
-
-def test_the_loss_is_part_of_what_a_phase_trains(training):
-    """Another one makes progress stale; l2 adds nothing to older fingerprints."""
-    phases = {
-        kind: training.phase(
-            kind, "torch", 2, objective=TrainConfig(loss_type=kind).objective("sdxl")
-        )
-        for kind in ("l2", "l1")
-    }
-    old, new = (phases[kind].numbers()["objective"] for kind in ("l2", "l1"))
-    assert old == {"snr_gamma": None, "noise_offset": 0.0}
-    assert new["loss_type"] == "l1"

@@ -262,15 +262,6 @@ def test_due_by_the_clock_of_the_first_process(tmp_path: Path, monkeypatch) -> N
 
 
 @pytest.mark.slow
-def test_resume_from_a_save_by_the_clock(training) -> None:
-    """Every step is overdue: the newest is kept, and the numbers are those of no such saves."""
-    whole = training.run("plain", "torch", 6)
-    assert training.run("timed", "torch", 6, save_every="1e-06 min") == whole
-    assert training.hashes("timed", 6) == training.hashes("plain", 6)
-    assert progress_folder.saved_steps(training.progress("timed")) == [5, 6]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "changes"), [("zero2_offload", {}), ("zero3", {}), ("zero2", {"num_processes": 2})]
 )

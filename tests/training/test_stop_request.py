@@ -66,17 +66,11 @@ def test_what_a_launcher_hands_on_is_the_same_request(
     assert lock.read_owner(tmp_path) is None
 
 
-def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
-    """As under nohup, or of a shell's background job."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize(("number", "heard"), [(signal.SIGINT, False), (signal.SIGUSR1, True)])
+def test_what_is_ignored_stays_ignored(tmp_path: Path, number: int, heard: bool) -> None:
+    """As under nohup, or of a shell's background job; but for the warning that LSF and Grid Engine
+    send to all processes of a job, whose shell is to live on."""
+    signal.signal(number, signal.SIG_IGN)
     stop = StopRequest(tmp_path)
-    os.kill(os.getpid(), signal.SIGINT)
-    assert not stop()
-
-
-def test_the_warning_of_a_cluster_is_heard_where_the_jobs_shell_ignores_it(tmp_path: Path) -> None:
-    """LSF and Grid Engine send SIGUSR1 to all processes of a job; its shell is to live on."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    stop = StopRequest(tmp_path)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert stop()
+    os.kill(os.getpid(), number)
+    assert stop() == heard

@@ -43,16 +43,6 @@ def test_cluster_resources_are_not_forecast_for_one_machine(project: Project):
     assert {of(found, "plain", key) for key in ("nodes", "tasks", "mpi")} == {None}
 
 
-def test_cluster_resources_of_several_machines(project: Project):
-    """A launcher a machine through srun, and the GPUs and threads of one machine."""
-    project.edit("config/config.yaml", "launch: zero2_offload", SEVERAL)
-    _, said = project.forked("-n", "--verbose", "train")
-    found = resources(said)
-    wanted = {"nodes": "2", "tasks": "2", "tasks_per_gpu": "0", "mpi": "srun", "gres": "gpu:2"}
-    assert {key: of(found, "offload", key) for key in wanted} == wanted
-    assert of(found, "plain", "nodes") is None
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("gres", ["gpu", "none"])
 def test_cluster_resources_are_the_planners(project: Project, gres: str, monkeypatch):
@@ -81,6 +71,8 @@ def test_cluster_resources_are_the_planners(project: Project, gres: str, monkeyp
         ):
             asked = found[f"results/{folder}/manifest.json"]["mem_mb"]
             assert int(asked) == -(-said_of[rule] // 2**20)
+    several = {"nodes": "2", "tasks": "2", "tasks_per_gpu": "0", "mpi": "srun"}
+    assert {key: of(found, "offload", key) for key in several} == several
     fixed = {"tiny/base": 3, "data/tiny": 1}
     assert {
         folder: int(found[f"results/{folder}/manifest.json"]["mem_mb"]) // 1024 for folder in fixed
@@ -97,31 +89,3 @@ def test_cluster_resources_are_the_planners(project: Project, gres: str, monkeyp
     project.edit("config/config.yaml", "resolution: 64", "resolution: 128")
     project.forked("-n", "--verbose", "train", *ASKED)
     assert len([*stored.iterdir()]) == 4
-
-
-@pytest.mark.slow
-def test_cluster_resources_grow_after_a_kill_alone(project: Project):
-    """A stage that begins again asks for twice the memory, and never for more; so does a training
-    that was killed, but not one that has reported how it ended, as at its time limit."""
-    first = resources(project.forked("-n", "--verbose", "train", *ASKED)[1])
-    progress = project.folder / "results/tiny/plain/progress"
-    progress.mkdir(parents=True)
-    for left, attempt, times in (("", "2", 2), ("", "3", 2), ("exit.json", "3", 1)):
-        if left:
-            (progress / left).write_text('{"code": 85, "reason": "stopped on request"}')
-        second = resources(
-            project.forked("-n", "--verbose", "train", *ASKED, "--attempt", attempt)[1]
-        )
-        wanted = {"checkpoint": times, "weights": 2, "evaluation": 2}
-        for folder, factor in wanted.items():
-            output = f"results/tiny/plain/{folder}/manifest.json"
-            assert int(second[output]["mem_mb"]) == factor * int(first[output]["mem_mb"]), folder
-
-
-@pytest.mark.slow
-def test_cluster_resources_of_an_unknown_model_are_reported(built_on_folder: Project):
-    """What the planner does not know gets a figure of its own, and a warning that names it."""
-    said = built_on_folder.must("snakemake", "-n", "--verbose", "train", "--forceall", *ASKED)
-    assert of(resources(said), "plain", "mem_mb") == str(32 * 1024)
-    assert said.count("WARNING: run tiny: its memory cannot be forecast, 32 GiB a process") == 1
-    assert "model_index.json" in said.partition("WARNING: run tiny")[2].partition("\n")[0]

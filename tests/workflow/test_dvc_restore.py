@@ -376,8 +376,6 @@ REFUSALS: dict[str, tuple[Callable[[Project], object], str, str]] = {
         "not wholly on the remote shelf at /", "dvc push"),
     "object gone": (lambda it: object_of(it, remote_of(it)).unlink(),
         "results/tiny/plain/weights: not wholly on the remote", "push"),
-    "object spoiled": (lambda it: spoil(object_of(it, remote_of(it))),
-        "results/tiny/plain/weights: not wholly on", "push"),
     "no library": (lambda it: it.must(*MODIFY, "url", "oss://nowhere/at/all"),
         "requires 'dvc-oss' to be installed", "dvc remote list"),
     "training": (lambda it: write(it, "results/tiny/plain/progress/lock", FAR),
@@ -427,19 +425,16 @@ def test_dvc_restore_needs_dvc(stored):
     assert "DVC is not installed" in zerotrain(stored, "restore", code=2, PYTHONPATH=path)
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_dvc_restore_asks_what_is_meant(stored):
+    """A word that is nothing, or two things, is not guessed at."""
+    stored.must("git", "branch", "photos")
+    for words, sentence in (
         (["no-such"], "no-such: neither a file or folder nor a revision of git"),
         (["--find-only"], "--find-only: nothing is no weights file or folder"),
         (["--find-only", "main"], "--find-only: main is no weights file or folder"),
         (["photos"], "photos: a file or folder here, and a revision of git"),
-    ],
-)
-def test_dvc_restore_asks_what_is_meant(words, sentence, stored):
-    """A word that is nothing, or two things, is not guessed at."""
-    stored.must("git", "branch", "photos")
-    assert sentence in zerotrain(stored, "restore", *words, code=2)
+    ):
+        assert sentence in zerotrain(stored, "restore", *words, code=2)
 
 
 def test_dvc_restore_says_what_is_left(stored):

@@ -27,20 +27,6 @@ def test_import_is_one_job_before_the_first_phase(built):
 
 
 @pytest.mark.slow
-def test_import_takes_a_single_file_and_names_what_is_missing(built):
-    """Weights alone are one file; a folder that is not there is named before anything runs."""
-    file = built.folder / "step-2000.safetensors"
-    file.write_bytes(b"weights")
-    built.edit(CONFIG, "base: nano\n", f"base: nano\nresume_from_checkpoint: {file}\n")
-    assert built.planned("train") == {"import_checkpoint": 1, **PHASES}
-    file.unlink()
-    done = built.snakemake("-n", "train")
-    assert done.returncode != 0
-    said = f"line 5: resume_from_checkpoint: {file}: no such folder, or nothing in it"
-    assert said in done.stdout
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("resume", "edited"),
     [

@@ -224,20 +224,6 @@ def test_output_has_the_commands_with_printshellcmds(project):
 
 
 @pytest.mark.slow
-def test_output_of_a_training_that_was_stopped_says_how_to_continue(project):
-    """Exit code 85 is no failure: the last line says what to do."""
-    done = project.snakemake("--cores", "1", "train", STOP="train_phase")
-    said = lines_of(done.stdout)
-    left = 12 - sum(line.startswith("[") for line in said)
-    assert done.returncode == 1
-    assert said[-2:] == [
-        "plain: unfinished: stopped on request at step 100 of 300",
-        f"stopped: train_phase tiny/plain after 0:00 (exit code 85), {left} stages did not run; "
-        "run the same command to continue",
-    ]
-
-
-@pytest.mark.slow
 def test_output_of_ctrl_c_is_one_line(project):
     """SIGINT, sent to the whole group as a terminal does."""
     words = ("snakemake", "--cores", "1", "train")

@@ -26,6 +26,8 @@ TEXT = {
     ".csv": "Tweet text,text_label\nlate again,complaint\n",
 }
 """A user's data."""
+SHAPES = ("qwen-image-edit-lora-24gb", "qwen2.5-7b-full-8x80gb", "sdxl-full-24gb")
+"""One of each shape of graph: conditioning images, text, images alone."""
 GIB = 2**30
 PLACEMENTS = {
     "flux-lora-24gb": Placement.LAYERS,
@@ -93,7 +95,10 @@ def expected_jobs(config: RunConfig) -> dict[str, int]:
     return {**dict.fromkeys(once, 1), **dict.fromkeys(each, len(config.phases))}
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(one, marks=() if one in SHAPES else pytest.mark.soak) for one in RECIPES],
+)
 def test_a_recipe_gives_a_whole_graph(recipe: str, project) -> None:
     """Nothing but the user's own data is missing; every job is planned, none runs."""
     config = read_config(RECIPES[recipe])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -146,23 +144,6 @@ def test_switch_of_another_file(project):
 
 
 @pytest.mark.slow
-def test_dry_run_of_a_switch_changes_nothing(stopped):
-    """It shows the difference, the command and its jobs."""
-    former = (stopped.folder / CONFIG).read_text()
-    printed = switch(stopped, "--to", "zero2", "--dry-run")
-    assert printed == (
-        f"--- {CONFIG}\n+++ {CONFIG}\n@@ -16,8 +16,11 @@\n"
-        " \n phases:\n   - name: plain\n+    until: 250\n+    launch: torch\n"
-        "+  - name: plain-zero2\n     until: 300\n-    launch: torch\n+    launch: zero2\n"
-        "   - name: offload\n     until: 700\n     launch: zero2_offload\n"
-        "snakemake --cores all -- results/tiny/plain/state/manifest.json "
-        "results/tiny/plain/weights/manifest.json: render_launch, train_phase, export_weights\n"
-    )
-    assert (stopped.folder / CONFIG).read_text() == former
-    assert stopped.calls() == []
-
-
-@pytest.mark.slow
 def test_a_switch_that_fails_restores_the_configuration(stopped):
     """Byte for byte; Snakemake's own message stands above ours. Called again, it succeeds."""
     former = (stopped.folder / CONFIG).read_bytes()
@@ -240,15 +221,6 @@ def test_a_plan_that_snakemake_does_not_tell_is_none(monkeypatch, said, jobs):
 
 
 @pytest.mark.slow
-def test_a_switch_after_the_launch_was_changed_by_hand(stopped):
-    """The cut phase gets the launch back that its checkpoint was made under."""
-    former = (stopped.folder / CONFIG).read_text()
-    stopped.edit(CONFIG, CUT, CUT.replace("torch", "zero2"))
-    switch(stopped, "--to", "zero2")
-    assert (stopped.folder / CONFIG).read_text() == former.replace(CUT, AFTER)
-
-
-@pytest.mark.slow
 def test_a_second_switch_gets_a_name_of_its_own(stopped):
     """Of a phase that comes from a switch, and back to a preset that has had its turn."""
     switch(stopped, "--to", "zero2")
@@ -256,27 +228,6 @@ def test_a_second_switch_gets_a_name_of_its_own(stopped):
     (stopped.folder / "results/tiny/plain-zero2-torch").mkdir()
     printed = switch(stopped, "--to", "torch")
     assert "plain-zero2: ends at step 260 (was 300), exported; plain-zero2-torch-2" in printed
-
-
-@pytest.mark.slow
-def test_a_snakemake_that_was_killed_locks_no_one_out(project):
-    """The next one removes its lock and says so; that of one that lives stays."""
-    target = "results/data/tiny/manifest.json"
-    words = ("snakemake", "--cores", "1", "--", target)
-    process = project.hang("prepare_dataset", *words)
-    locked = project.snakemake(*words[1:])
-    assert locked.returncode == 1
-    assert "LockException" in locked.stdout
-    process.kill()
-    process.wait()
-    locked = project.snakemake(*words[1:])
-    assert locked.returncode == 1
-    assert " was killed, and its job prepare_dataset (pid " in locked.stdout
-    os.killpg(process.pid, signal.SIGKILL)
-    printed = project.must("snakemake", *words[1:])
-    said = f".snakemake/locks: unlocked: the snakemake that held it was killed (pid {process.pid} "
-    assert printed.count(said) == 1
-    assert list((project.folder / ".snakemake/runs").glob("*.json")) == []
 
 
 @pytest.mark.slow
