@@ -271,10 +271,11 @@ def write_cache(
     folder: Path,
     spoilt: Sequence[int] = (),
     sizes: Sequence[tuple[int, int]] = ((64, 64),),
+    shares: Sequence[float] = (1.0,),
 ) -> None:
     """Publish a cache of random latents; those of the spoilt samples are NaN.
 
-    The heights and widths of the images are `sizes`, in turn.
+    The heights and widths of the images are `sizes`, in turn, and so are their shares of an epoch.
     """
 
     def key(number: int) -> str:
@@ -300,7 +301,8 @@ def write_cache(
 
     entries = tuple(
         Entry(f"{i}.png", key(i), key(i % 3), key(i), key(100 + i % 3), (64, 64), (0, 0),
-              size_of[key(i)], "train" if i < SAMPLES else "holdout")
+              size_of[key(i)], "train" if i < SAMPLES else "holdout",
+              share=shares[i % len(shares)])
         for i in range(SAMPLES + 4)
     )  # fmt: skip
     stored = StoredShards(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from tests.builders.phases import SAMPLES, make_tiny_phase
 from tests.training.conftest import Training, write_base, write_cache
 from tests.training.inputs import COUNT, SIDE, write_image_inputs
+from tests.training.kill_point import KillPoint
+from tests.training.matrix import export_state
 
 from zerotrain.cache.reader import read_cache
 from zerotrain.config.training import TrainConfig
@@ -93,6 +96,42 @@ def test_a_batch_trains_as_its_images_one_by_one(training):
     ]
     assert len(measured[0]) == 2
     assert measured[1] == pytest.approx(measured[0], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_switch_changes_nothing(training):
+    """torch -> zero3_offload on two processes -> torch, against torch alone."""
+    expected = training.run("whole", "torch", 12)
+    training.run("first", "torch", 4)
+
+    def state(name: str, step: int) -> Path:
+        rolling = progress_folder.step_folder(training.progress(name), step)
+        return export_state(rolling, training.folder / f"{name}-state")
+
+    training.run("second", "zero3_offload", 8, state=state("first", 4), num_processes=2)
+    found = training.run("third", "torch", 12, state=state("second", 8))
+    assert found[:4] == expected[:4]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_kill_changes_no_bit(training, server):
+    """A training that is killed and resumed ends with the weights of one that was left alone."""
+    shape = {"save_every": 2, "keep": 2}
+    training.phase("whole", "torch", 8, **shape)
+    counter = KillPoint(server, training.folder)
+    process = training.start("whole", kill=counter)
+    process.join(120)
+    assert process.exitcode == 0
+    training.phase("cut", "torch", 8, **shape)
+    process = training.start(
+        "cut", kill=KillPoint(server, training.folder, counter.started * 2 // 3)
+    )
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    assert len(progress_folder.saved_steps(training.progress("cut"))) > 0
+    assert training.train("cut") == training.losses("whole")
+    assert training.hashes("cut", 8) == training.hashes("whole", 8)
 
 
 @pytest.mark.slow

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.builders.images import make_image_config, prepare_inputs, write_pictures
-from tests.builders.phases import PRESETS
-from tests.training.conftest import Training
+from tests.builders.phases import PRESETS, make_tiny_phase
+from tests.training.conftest import Training, write_cache
+from tests.training.matrix import deviation
 
+from zerotrain.cache.reader import read_cache
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.stages.render_launch import LaunchSettings, render_launch
+from zerotrain.training.batches import Batches
 
 STEPS = 5
 
@@ -49,3 +53,24 @@ def test_sources_are_trained_as_their_images_in_one_folder(tmp_path, server):
     assert read_run_yaml(tmp_path / "own/a/launch/run.yaml").derived.epoch_size == 16
     assert len(other) == STEPS
     assert other != together
+
+
+@pytest.mark.slow
+def test_a_switch_changes_nothing_of_fractional_repeats(training, tmp_path):
+    """torch -> zero3 on one process, and on two and back: the losses of torch alone, as close as
+    with whole repeats; the order of the samples knows no launch."""
+    shares, batch, until = (1.0, 0.75, 1.5), 4, 10
+    training.cache = tmp_path / "cache"
+    write_cache(training.cache, shares=shares)
+    batches = Batches(read_cache(training.cache), make_tiny_phase("a", "torch", until))
+    drawn = [batches.name(position) for position in range(until * batch)]
+    counts = Counter(int(name.removesuffix(".png")) % len(shares) for name in drawn)
+    assert [counts[kind] for kind in range(len(shares))] == [12, 8, 20]
+    whole = training.run("whole", "torch", until, save_every=3, keep=9)
+    state = training.export_state("whole", 3)
+    alone = training.run("alone", "zero3", until, state=state)
+    assert alone[:3] == whole[:3]
+    assert deviation(alone, whole) <= 1e-6
+    training.run("pair", "zero3", 6, state=state, num_processes=2)
+    back = training.run("back", "torch", until, state=training.export_state("pair", 6))
+    assert deviation(back, whole) <= 1e-5

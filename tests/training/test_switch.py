@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -185,6 +186,30 @@ def test_switch_of_a_killed_phase_repeats_nothing_that_was_saved(training):
     apart = deviation(losses, whole)
     print(f"killed at {step} of 160 and switched: largest relative deviation {apart:.1e}")
     assert apart <= 1e-6
+
+
+@pytest.mark.slow
+def test_switch_between_fp16_engines_keeps_the_loss_scale(training):
+    """A scale that an overflow has lowered crosses the switch, with the steps since then."""
+    shape = {"mixed_precision": "fp16"}
+    training.run("first", "torch", SWITCH, **shape)
+    before = training.checkpoint("first", SWITCH).position
+    state = training.export_state("first", SWITCH)
+
+    def lower(folder: Path) -> None:
+        document = json.loads((folder / "state.json").read_text())
+        document["loss_scale"] = {"scale": 512.0, "good_steps": 3, "hysteresis": 1}
+        artifact.write_json(folder / "state.json", document)
+
+    lowered = changed(state, training.folder / "lowered", lower)
+    training.run("second", "zero2", SWITCH + 2, state=lowered, **shape)
+    after = training.checkpoint("second", SWITCH + 2).position
+    assert before.loss_scale["good_steps"] == SWITCH
+    assert after.loss_scale == {"scale": 512.0, "good_steps": 5, "hysteresis": 1}
+    state = training.export_state("second", SWITCH + 2)
+    training.run("third", "torch", SWITCH + 3, state=state, **shape)
+    last = training.checkpoint("third", SWITCH + 3).position
+    assert last.loss_scale == {"scale": 512.0, "good_steps": 6, "hysteresis": 1}
 
 
 @pytest.fixture(scope="module")
