@@ -84,10 +84,6 @@ class Plan:
             self.configs[file] = read_config(Path(file))
         return self.configs[file]
 
-    def causes_of(self, job: Any) -> list[Cause]:
-        """Return the causes for which a job runs."""
-        return [cause for cause in self.causes if job in cause.followers]
-
 
 def find_causes(dag: Any, reasons: Mapping[Any, str] | None = None) -> Plan:
     """Find the causes of all jobs in Snakemake's plan.
