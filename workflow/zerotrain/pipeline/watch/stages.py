@@ -17,10 +17,10 @@ from pathlib import Path
 from zerotrain import artifact
 from zerotrain.artifact.layout import RESULTS, DataFolder, PhaseFolder, RunFolder
 from zerotrain.errors import EXIT_UNFINISHED
-from zerotrain.pipeline.cluster.jobs import SubmittedJob, jobs_here
+from zerotrain.pipeline.cluster.slurm import SubmittedJob, jobs_here
 from zerotrain.pipeline.terminal.last_error import last_error
 from zerotrain.pipeline.watch.plan import PlannedPhase, RunPlan
-from zerotrain.pipeline.watch.snakemakes import LiveSnakemake
+from zerotrain.pipeline.watch.runs import LiveSnakemake
 from zerotrain.training.process import lock
 from zerotrain.training.process.ending import read_exit_record
 from zerotrain.training.process.lock_owner import LockOwner

@@ -18,8 +18,8 @@ from zerotrain.artifact.layout import RESULTS
 from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import SETTINGS
-from zerotrain.pipeline.former_results import LONG_AGO
 from zerotrain.pipeline.graph.code import Code, is_code_changed
+from zerotrain.pipeline.kept_jobs import LONG_AGO
 from zerotrain.pipeline.rebuild import TRAINING
 from zerotrain.pipeline.terminal.changes import NOT_SET, Change, format_change
 from zerotrain.pipeline.terminal.last_error import last_error
@@ -253,7 +253,7 @@ def _missing(job: Any, reason: Any) -> Iterator[tuple[str, str]]:
 
 
 def _is_stale(path: Any) -> bool:
-    """Return whether a failed job has left this earlier result (former_results)."""
+    """Return whether a failed job has left this earlier result."""
     try:
         return os.stat(path).st_mtime == LONG_AGO[1]
     except OSError:
