@@ -21,9 +21,8 @@ from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, Key
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
-from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.launch.resolved import ResolvedPhase, nest_keys
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
-from zerotrain.launch.settings import nest_keys
 from zerotrain.models.sizes import ModelSizes, model_sizes
 
 PRESETS = Path(__file__).parents[2] / "config" / "launch"

@@ -7,7 +7,7 @@ from typing import Any
 
 from zerotrain.errors import PipelineError
 from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, Key, unknown_key
-from zerotrain.launch.settings import Settings, leaves
+from zerotrain.launch.resolved import Settings, leaves
 
 TABLES = {"deepspeed": DEEPSPEED, "accelerate": ACCELERATE}
 CHOICES = {"communication_data_type": ("fp32", "fp16", "bf16")}

@@ -1,23 +1,25 @@
 """run.yaml: a resolved phase, with a line for each value, its source and the reason.
 
 render_launch writes it; training reads no other configuration. It is written line by line, since a
-YAML library would take most of the time of rendering a sweep of many runs.
+YAML library would take most of the time of rendering a sweep of many runs. A damaged file is
+recognised by the types of its values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from zerotrain.artifact.rebuilding import rebuild_hint
 from zerotrain.config.scalar import scalar
+from zerotrain.config.section import Section
 from zerotrain.errors import PipelineError
-from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.settings import nest_keys
-from zerotrain.launch.value_types import check_types
+from zerotrain.launch.resolved import OWNERS, SECTIONS, Derived, ResolvedPhase, nest_keys
 
 DAMAGE = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """What reading raises where a value of another type is in some place."""
@@ -83,3 +85,38 @@ def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, d
             yield f"{prefix}{key}", value
         else:
             yield from _entries(value, f"{prefix}{key}.")
+
+
+def check_types(values: Mapping[str, Any]) -> None:
+    """Check that each value has the type of its key; unknown keys are not looked at.
+
+    Raises:
+        ValueError: a value is of another type; the message names its key.
+    """
+    for key, value in values.items():
+        if key not in OWNERS:
+            continue
+        try:
+            _type_of(key).validate_python(value)
+        except ValidationError as error:
+            raise ValueError(f"{key}: {error.errors()[0]['msg']}") from error
+
+
+@cache
+def _type_of(key: str) -> TypeAdapter[Any]:
+    """Return the type of a key's value. A key of a section may not apply, and then it is None."""
+    owner = OWNERS[key]
+    if owner not in SECTIONS:
+        return TypeAdapter(get_type_hints(Derived if owner else ResolvedPhase)[key])
+    annotation: Any = SECTIONS[owner].model_fields[key].annotation
+    if any(issubclass(kind, Section) for kind in _classes(annotation)):
+        return TypeAdapter(Any)  # the section itself validates it
+    return TypeAdapter(annotation | None)
+
+
+def _classes(annotation: Any) -> Iterator[type]:
+    """Yield the classes that an annotation names."""
+    if isinstance(annotation, type):
+        yield annotation
+    for one in get_args(annotation):
+        yield from _classes(one)

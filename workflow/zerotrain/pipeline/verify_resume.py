@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from zerotrain import artifact
-from zerotrain.artifact.layout import RESULTS
+from zerotrain.artifact.layout import LOG, RESULTS
 from zerotrain.config.read import read_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_launch_files
@@ -35,7 +35,6 @@ from zerotrain.pipeline.switch.point import phase_folder, training_inputs
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.training.checkpointing.progress_folder import newest_step, saved_steps, step_folder
-from zerotrain.training.reporting.files import LOG
 
 POLL_SECONDS = 0.005
 

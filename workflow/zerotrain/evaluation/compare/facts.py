@@ -16,9 +16,8 @@ from zerotrain.errors import PipelineError
 from zerotrain.evaluation.compare.sides import Side
 from zerotrain.evaluation.history import Line, read_history
 from zerotrain.evaluation.results import ANSWERS, Answer, read_answers
-from zerotrain.launch.resolved import FILES, ResolvedPhase
+from zerotrain.launch.resolved import FILES, ResolvedPhase, leaves
 from zerotrain.launch.run_yaml import read_run_yaml
-from zerotrain.launch.settings import leaves
 
 GRID, METRICS = "grid.png", "metrics.json"
 IN_LOG = ("step", "samples", "train_seconds")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from zerotrain.config.families import LANGUAGE_MODELS
-from zerotrain.launch.planner.architecture import Architecture
+from zerotrain.launch.planner.architecture import Architecture, Part
 from zerotrain.launch.planner.inputs import FP32
-from zerotrain.launch.planner.part import Part
 from zerotrain.launch.planner.shape import (
     SIZE_NUMBERS,
     Shape,

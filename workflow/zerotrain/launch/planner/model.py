@@ -14,8 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from zerotrain.config.adapters import method_of
 from zerotrain.errors import PipelineError
-from zerotrain.launch.planner.architecture import Architecture
-from zerotrain.launch.planner.part import Part
+from zerotrain.launch.planner.architecture import Architecture, Part
 from zerotrain.models.families.language import untie_head
 from zerotrain.models.pretrained import from_config
 from zerotrain.models.quantized_linear import QuantizedLinear, quantize_linear_layers

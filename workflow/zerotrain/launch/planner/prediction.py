@@ -26,7 +26,7 @@ from zerotrain.launch.planner.storage import (
 )
 from zerotrain.launch.planner.traced import TracedModel
 from zerotrain.launch.preset import Preset, with_own_offload
-from zerotrain.launch.settings import Settings, nest_keys
+from zerotrain.launch.resolved import Settings, nest_keys
 from zerotrain.launch.zero import zero_optimization
 from zerotrain.machine.detect import Engine
 from zerotrain.models.sizes import ModelSizes

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import psutil
 
-from zerotrain.artifact.layout import DATA, RESULTS, ROLLING, RunFolder, run_of
+from zerotrain.artifact.layout import DATA, LOG, RESULTS, ROLLING, RunFolder, run_of
 from zerotrain.config.runs import find_config, read_runs
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline import snakemake_runs
 from zerotrain.pipeline.snakemake import DEFAULT_CONFIG
 from zerotrain.training.process.stop import trainer_of
-from zerotrain.training.reporting.files import LOG
 
 
 @dataclass(frozen=True)

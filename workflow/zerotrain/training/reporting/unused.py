@@ -15,8 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from zerotrain.config.families import FAMILIES
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training import ranks
-from zerotrain.training.engines.ddp_buckets import look_for_unused
 from zerotrain.training.engines.engine import Engine
+from zerotrain.training.engines.torch_engine import look_for_unused
 from zerotrain.training.reporting.log import Log
 
 NAMED = 5
