@@ -183,7 +183,7 @@ def read_draft(form: Mapping[str, str]) -> Draft:
         PipelineError: a file is not one of the project, or is no configuration of one run.
     """
     start = configuration_file(form["from"]) if form.get("from") else None
-    before = _load(start) if start else _new(form.get("family", "sdxl"))
+    before = _read(start, start.stat().st_mtime_ns) if start else _new(form.get("family", "sdxl"))
     names = [phase.get("name") for phase in _phases(before)]
     index = names.index(form["phase"]) if form.get("phase") in names else 0
     shown = _shown(before, index)
@@ -249,10 +249,6 @@ def _plan_auto_for(machine: Mapping[str, str], raw: dict[str, Any]) -> None:
             for key, text in memory.items():
                 # Not into the run's own section, which refuses it without a preset.
                 _set(raw, ("phases", index, "launch", key), text)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    return _read(path, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=16)
