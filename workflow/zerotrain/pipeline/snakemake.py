@@ -26,8 +26,12 @@ def command(config: Path, targets: Sequence[str]) -> str:
 
 def train_command(config: Path) -> str:
     """Return the command that trains a run to its end."""
-    chosen = "" if config == DEFAULT_CONFIG else f" --configfile {shlex.quote(str(config))}"
-    return f"snakemake --cores all train{chosen}"
+    return shlex.join(["snakemake", "--cores", "all", "train", *config_option(config)])
+
+
+def config_option(config: Path) -> list[str]:
+    """Return the option that names a configuration; nothing for the default one."""
+    return [] if config == DEFAULT_CONFIG else ["--configfile", str(config)]
 
 
 def plan(config: Path, targets: Sequence[str]) -> dict[str, int]:
@@ -80,5 +84,4 @@ def make(config: Path, targets: Sequence[str]) -> None:
 
 def _words(config: Path, targets: Sequence[str]) -> list[str]:
     # Without `--`, --configfile would swallow the targets.
-    chosen = [] if config == DEFAULT_CONFIG else ["--configfile", str(config)]
-    return ["--cores", "all", *chosen, "--", *targets]
+    return ["--cores", "all", *config_option(config), "--", *targets]

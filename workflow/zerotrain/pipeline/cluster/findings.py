@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zerotrain.config.run import RunConfig
+from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.forecast import machine_memory
 from zerotrain.machine.host import gib
@@ -108,8 +109,9 @@ def _range(counts: Iterable[int]) -> str:
 def _nodes(cluster: Cluster) -> Iterator[Finding]:
     away = [f"{node.name} ({node.state})" for node in cluster.nodes if not node.usable]
     if away:
-        shown = ", ".join(away[:8]) + (f" and {len(away) - 8} more" if len(away) > 8 else "")
-        yield Finding("warn", f"nodes that take no jobs now: {shown}", "`sinfo -R` says why")
+        yield Finding(
+            "warn", f"nodes that take no jobs now: {join_first(away)}", "`sinfo -R` says why"
+        )
 
 
 def _gpus(choice: Choice) -> Iterator[Finding]:

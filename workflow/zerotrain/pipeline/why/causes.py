@@ -21,7 +21,7 @@ from zerotrain.config.stage_settings import SETTINGS
 from zerotrain.pipeline.graph.code import Code, is_code_changed
 from zerotrain.pipeline.kept_jobs import LONG_AGO
 from zerotrain.pipeline.rebuild import TRAINING
-from zerotrain.pipeline.terminal.changes import NOT_SET, Change, format_change
+from zerotrain.pipeline.terminal.changes import NOT_SET, Change, format_change, name_phases
 from zerotrain.pipeline.terminal.last_error import last_error
 from zerotrain.pipeline.terminal.reasons import (
     changed_files,
@@ -205,7 +205,7 @@ def _of_phases(cause: Cause, plan: Plan) -> str:
     every = {phase.name for phase in plan.config_of(cause.jobs[0]).phases}
     if cause.phases == every:
         return ""
-    return f" (phase{'' if len(cause.phases) == 1 else 's'} {', '.join(sorted(cause.phases))})"
+    return f" ({name_phases(cause.phases)})"
 
 
 def _inputs(
