@@ -1,8 +1,8 @@
 """Text formats: questions and answers in rows of Alpaca, of a chat, or of named columns.
 
 Stanford Alpaca's script (Taori et al., 2023, https://github.com/tatsu-lab/stanford_alpaca) wraps a
-text around a question, which the answer follows immediately. Scripts of openMind and many others use
-the same text.
+text around a question, which the answer follows immediately. Scripts of openMind and many others
+use the same text.
 """
 
 from __future__ import annotations

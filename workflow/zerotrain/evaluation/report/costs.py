@@ -151,7 +151,7 @@ def _disk(facts: RunFacts, nodes: Sequence[Node], missing: Missing) -> Iterator[
     unit, name = (GIB, "GiB") if whole >= GIB else (2**20, "MiB")
     large = [one for one in taken if one.own >= LEAST_SHARE * whole]
     bars = {"": [one.own / unit for one in large]}
-    picture = draw_bars(alt, name, [_short(one.name) for one in large], bars)
+    picture = draw_bars(alt, name, ["/".join(Path(one.name).parts[-2:]) for one in large], bars)
     table = Table(rows, ["folder", "adds", "size of its files"], numbers=True)
     yield Panel("Disk", text, picture, table)
 
@@ -182,11 +182,6 @@ def _measure(name: str, folder: Path, others: set[Path], seen: set[tuple[int, in
                 seen.add((found.st_dev, found.st_ino))
                 own += found.st_size
     return Taken(name, whole, own)
-
-
-def _short(name: str) -> str:
-    """Return the last two parts of a path."""
-    return "/".join(Path(name).parts[-2:])
 
 
 def _numbers(history: RunHistory) -> Iterator[Panel]:
