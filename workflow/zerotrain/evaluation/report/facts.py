@@ -46,11 +46,6 @@ class PhaseFacts:
         """Return whether its weights are the averaged ones (EMA)."""
         return self.weights is not None and bool(self.weights.content.get("ema"))
 
-    @property
-    def prompts(self) -> list[str]:
-        """Return the prompts of its evaluation."""
-        return list(self.evaluation.content.get("prompts", [])) if self.evaluation else []
-
 
 @dataclass(frozen=True)
 class RunFacts:

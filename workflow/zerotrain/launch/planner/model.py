@@ -71,11 +71,6 @@ class TrainedModel:
         """Number of trained parameters."""
         return sum(p.numel() for p in trained_parameters(self.module).values())
 
-    @cached_property
-    def largest(self) -> int:
-        """Elements of the largest parameter."""
-        return max(map(prod, self.shapes.values()))
-
 
 def trained_model(
     architecture: Architecture,
