@@ -194,7 +194,7 @@ def train_to_end(
 
     from zerotrain.artifact.layout import LOG
     from zerotrain.export.export import export
-    from zerotrain.launch.run_yaml import read_run_yaml
+    from zerotrain.launch.files import read_run_yaml
     from zerotrain.state.checkpoint import Checkpoint
     from zerotrain.training import rank
     from zerotrain.training.checkpointing import progress_folder

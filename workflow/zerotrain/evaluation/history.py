@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from zerotrain.artifact import RECORDS, is_published, read_manifest
 from zerotrain.artifact.layout import PhaseFolder
 from zerotrain.errors import PipelineError
-from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.launch.files import read_run_yaml
 
 LOG = "metrics.jsonl"
 JUMP_LINES = 10

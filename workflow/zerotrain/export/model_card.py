@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, StrictUndefined
 
 from zerotrain.artifact import Artifact
-from zerotrain.evaluation.metrics import LABELS, format_metric
+from zerotrain.evaluation.results import LABELS, format_metric
 from zerotrain.export.formats import OWN_FOLDER
 from zerotrain.export.formats.loading_code import (
     METHOD,

@@ -25,9 +25,8 @@ from zerotrain import artifact
 from zerotrain.artifact.layout import LOG, RESULTS
 from zerotrain.config.read import read_config
 from zerotrain.errors import PipelineError
-from zerotrain.launch.files import write_launch_files
+from zerotrain.launch.files import read_run_yaml, write_launch_files, write_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.machine.child_process import SUPERVISOR, supervisor_mark
 from zerotrain.machine.output import print_message
 from zerotrain.pipeline import snakemake

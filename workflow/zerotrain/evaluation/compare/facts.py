@@ -15,8 +15,8 @@ from zerotrain.artifact.layout import PhaseFolder
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.compare.sides import Side
 from zerotrain.evaluation.history import Line, read_history
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import FILES, ResolvedPhase, leaves
-from zerotrain.launch.run_yaml import read_run_yaml
 
 GRID, METRICS = "grid.png", "metrics.json"
 IN_LOG = ("step", "samples", "train_seconds")

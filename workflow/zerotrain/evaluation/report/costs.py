@@ -8,14 +8,13 @@ from pathlib import Path
 
 from zerotrain.artifact.layout import PhaseFolder
 from zerotrain.evaluation.history import RunHistory
-from zerotrain.evaluation.metrics import compare_metrics, format_metric
 from zerotrain.evaluation.report.facts import PhaseFacts, RunFacts
 from zerotrain.evaluation.report.figures import Curve, draw_bars, draw_curves
 from zerotrain.evaluation.report.health import change_steps, points
 from zerotrain.evaluation.report.lineage import Node
 from zerotrain.evaluation.report.memory import GIB, KINDS, memory_of_ranks, memory_panels
 from zerotrain.evaluation.report.parts import Chapter, Missing, Panel, Table
-from zerotrain.evaluation.results import spread
+from zerotrain.evaluation.results import compare_metrics, format_metric, spread
 from zerotrain.machine.host import gib
 
 PARTS = ("data", "forward", "backward", "optimizer", "validation", "save", "other")

@@ -12,10 +12,9 @@ from PIL import Image
 
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.layout import PhaseFolder
-from zerotrain.evaluation.metrics import compare_metrics
 from zerotrain.evaluation.report.facts import PhaseFacts, RunFacts
 from zerotrain.evaluation.report.parts import Missing, Picture, Table
-from zerotrain.evaluation.results import ANSWERS, read_answers
+from zerotrain.evaluation.results import ANSWERS, compare_metrics, read_answers
 from zerotrain.training.reporting.grid import cut_rows
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from zerotrain.artifact.layout import RunFolder
 from zerotrain.config.read import read_config
 from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.machine import disk
 from zerotrain.machine.detect import Machine
 from zerotrain.pipeline.doctor.report import Report

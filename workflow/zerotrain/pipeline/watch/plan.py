@@ -10,8 +10,8 @@ from zerotrain.artifact.layout import RESULTS, RunFolder, files_of
 from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml
 
 
 @dataclass(frozen=True)

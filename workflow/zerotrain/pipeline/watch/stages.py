@@ -18,7 +18,7 @@ from zerotrain import artifact
 from zerotrain.artifact.layout import RESULTS, DataFolder, PhaseFolder, RunFolder
 from zerotrain.errors import EXIT_UNFINISHED
 from zerotrain.pipeline.cluster.slurm import SubmittedJob, jobs_here
-from zerotrain.pipeline.terminal.last_error import last_error
+from zerotrain.pipeline.job_files import last_error
 from zerotrain.pipeline.watch.plan import PlannedPhase, RunPlan, stamp_of
 from zerotrain.pipeline.watch.runs import LiveSnakemake
 from zerotrain.training.process import lock

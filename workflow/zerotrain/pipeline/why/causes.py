@@ -19,10 +19,10 @@ from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import SETTINGS
 from zerotrain.pipeline.graph.code import Code, is_code_changed
+from zerotrain.pipeline.job_files import last_error
 from zerotrain.pipeline.kept_jobs import LONG_AGO
 from zerotrain.pipeline.rebuild import TRAINING
 from zerotrain.pipeline.terminal.changes import NOT_SET, Change, format_change, name_phases
-from zerotrain.pipeline.terminal.last_error import last_error
 from zerotrain.pipeline.terminal.reasons import (
     changed_files,
     find_value_changes,
