@@ -19,6 +19,18 @@ NOTHING = "Nothing to be done"
 """Snakemake's message if no job would run."""
 
 
+def check_project() -> None:
+    """Check that the working directory is a project.
+
+    Raises:
+        PipelineError: it has no Snakefile.
+    """
+    if not Path("Snakefile").is_file():
+        raise PipelineError(
+            f"{Path.cwd()}: no Snakefile here", hint="call it in the folder of the project"
+        )
+
+
 def command(config: Path, targets: Sequence[str]) -> str:
     """Return the command that makes the targets."""
     return shlex.join(["snakemake", *_words(config, targets)])

@@ -37,6 +37,8 @@ from zerotrain.training.checkpointing.progress_folder import newest_step, saved_
 
 POLL_SECONDS = 0.005
 
+POSITION = ("step", "samples", "optimizer_step", "param_groups", "loss_scale")
+"""What is compared of the position at the end."""
 LONGER = 4
 """The killed run would end after this many times N steps, so that the kill comes first."""
 
@@ -78,10 +80,7 @@ def verify_resume(config: Path, phase: str | None = None, steps: int = 10) -> Ve
 
 def _make(config: Path, inputs: dict[str, Path]) -> None:
     """Let Snakemake make missing or outdated inputs, but train no other phase."""
-    if not Path("Snakefile").is_file():
-        raise PipelineError(
-            f"{Path.cwd()}: no Snakefile here", hint="call it in the folder of the project"
-        )
+    snakemake.check_project()
     targets = [f"{folder}/manifest.json" for folder in inputs.values()]
     jobs = snakemake.plan(config, targets)
     if "train_phase" in jobs:
@@ -215,22 +214,12 @@ class ScratchTraining:
     def ending(self, step: int) -> Ending:
         """Read the end of the training, at its last step."""
         checkpoint = Checkpoint(step_folder(self._progress, step))
-        position = checkpoint.position
         tensors = {
             f"{name} ({slot})": _sha256(checkpoint, name, slot)
             for name, slot in _tensors(checkpoint)
         }
-        return Ending(
-            tensors,
-            self._losses(),
-            {
-                "step": position.step,
-                "samples": position.samples,
-                "optimizer_step": position.optimizer_step,
-                "param_groups": position.param_groups,
-                "loss_scale": position.loss_scale,
-            },
-        )
+        position = {key: getattr(checkpoint.position, key) for key in POSITION}
+        return Ending(tensors, self._losses(), position)
 
     def _start(self) -> subprocess.Popen[bytes]:
         words = [word for key, path in self._inputs.items() for word in (f"--{key}", str(path))]
