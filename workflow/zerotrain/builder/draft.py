@@ -26,6 +26,7 @@ from zerotrain.config.run import RunConfig
 from zerotrain.config.section import Memory
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.gpus import find_gpu
+from zerotrain.launch.resolved import leaves
 from zerotrain.pipeline.checks import find_problems
 
 Place = tuple[str | int, ...]
@@ -298,24 +299,11 @@ def _shown(raw: Mapping[str, Any], index: int) -> dict[str, str]:
         for key, value in values.items() if isinstance(values, dict) else ():
             name = f"{section}.{key}" if section else str(key)
             if name == "launch.deepspeed":
-                found |= dict(_leaves(value, f"{name}."))
+                inner = leaves(value, f"{name}.") if isinstance(value, dict) else ()
+                found |= {key: written(one) for key, one in inner if one != {}}
             elif not isinstance(value, dict | list) or name in VALUES:
                 found[name] = written(value)
     return found
-
-
-def _leaves(values: Any, prefix: str) -> list[tuple[str, str]]:
-    if not isinstance(values, dict):
-        return []
-    return [
-        entry
-        for key, value in values.items()
-        for entry in (
-            _leaves(value, f"{prefix}{key}.")
-            if isinstance(value, dict)
-            else [(f"{prefix}{key}", written(value))]
-        )
-    ]
 
 
 def place_of(name: str, raw: Mapping[str, Any], index: int) -> Place:
