@@ -171,9 +171,7 @@ def check(
         trial = try_job(choice.training, Path(), choice.account, wait)
         found += findings.of_trial(trial, choice.training)
     if run:
-        from zerotrain.pipeline.cluster.findings import (
-            of_phases,  # imports torch, to forecast memory
-        )
+        from zerotrain.pipeline.cluster.phases import of_phases  # imports torch, to forecast memory
 
         found += of_phases(run, choice.training)
     if output:

@@ -1,9 +1,4 @@
-"""Text formats: questions and answers in rows of Alpaca, of a chat, or of named columns.
-
-Stanford Alpaca's script (Taori et al., 2023, https://github.com/tatsu-lab/stanford_alpaca) wraps a
-text around a question, which the answer follows immediately. Scripts of openMind and many others
-use the same text.
-"""
+"""Text formats: questions and answers in rows of Alpaca, of a chat, or of named columns."""
 
 from __future__ import annotations
 
@@ -13,29 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zerotrain.config.data import ALPACA, COLUMN
+from zerotrain.data.alpaca import alpaca_text
 from zerotrain.data.conversation import PROMPT, ROLES, Message
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
     from zerotrain.config.data import DataConfig
-
-REQUEST = "Write a response that appropriately completes the request."
-WITH_INPUT = (
-    "Below is an instruction that describes a task, paired with an input that provides further "
-    f"context. {REQUEST}\n\n"
-    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"
-)
-WITHOUT_INPUT = (
-    f"Below is an instruction that describes a task. {REQUEST}\n\n"
-    "### Instruction:\n{instruction}\n\n### Response:"
-)
-
-
-def alpaca_text(instruction: str, given: str = "") -> str:
-    """Return the prompt for an instruction, with its input if given."""
-    text = WITH_INPUT if given else WITHOUT_INPUT
-    return text.format(instruction=instruction, input=given)
-
 
 Row = Mapping[Any, Any]
 Reader = Callable[[Row], list[Message]]

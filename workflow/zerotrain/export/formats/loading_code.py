@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from zerotrain.config.data import ALPACA
 from zerotrain.config.families import FAMILIES
-from zerotrain.data.text_format import alpaca_text
+from zerotrain.data.alpaca import alpaca_text
 from zerotrain.models.families.conditioning import REDUX, read_pipeline
 from zerotrain.state.ran_on import RanOn, as_markdown
 
