@@ -125,8 +125,8 @@ def measure_training(folder: Path, case: Training, nano: bool) -> dict[str, Any]
     began = time.perf_counter()
     adapt_to_machine()
     phase, _ = prepare(folder, case, nano, steps + 5)
+    from zerotrain.artifact.layout import LOG
     from zerotrain.training import batches, rank
-    from zerotrain.training.reporting.files import LOG
 
     vars(batches).update(case.reading)
     set_up, setup_seconds, setup_peaks, parameters = vars(rank)["set_up_phase"], 0.0, {}, [0, 0]
@@ -192,12 +192,12 @@ def train_to_end(
     """Train a phase between two steps; write its state; return its losses and times."""
     from memory import publish_launch
 
+    from zerotrain.artifact.layout import LOG
     from zerotrain.export.export import export
-    from zerotrain.launch.run_yaml import read_run_yaml
+    from zerotrain.launch.files import read_run_yaml
     from zerotrain.state.checkpoint import Checkpoint
     from zerotrain.training import rank
     from zerotrain.training.checkpointing import progress_folder
-    from zerotrain.training.reporting.files import LOG
 
     phase = read_run_yaml(inputs / "launch" / "run.yaml").with_values(
         start_step=span[0], until_step=span[1], keep=1, lr_scheduler="constant"

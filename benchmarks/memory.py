@@ -160,8 +160,7 @@ def measured_phase(preset_name: str, sizes: Any, until: int, **values: Any) -> A
 def publish_launch(folder: Path, phase: Any) -> None:
     """Publish a phase's launch files."""
     from zerotrain import artifact
-    from zerotrain.launch.files import write_launch_files
-    from zerotrain.launch.run_yaml import write_run_yaml
+    from zerotrain.launch.files import write_launch_files, write_run_yaml
 
     with artifact.publish(folder, "launch") as draft:
         write_run_yaml(phase, draft.folder / "run.yaml")
@@ -376,9 +375,9 @@ def measure(place: Path, inputs: Path, case: str, modules: Path) -> dict[str, in
 
 def predict(launch: Path, inputs: Path, activations: int) -> dict[str, int]:
     """Return the planner's prediction of a case at each moment."""
+    from zerotrain.launch.files import read_run_yaml
     from zerotrain.launch.planner.inputs import ParameterSizes, PlannedLaunch
     from zerotrain.launch.planner.memory_parts import memory_parts
-    from zerotrain.launch.run_yaml import read_run_yaml
     from zerotrain.models.families.sdxl import FAMILY
 
     phase = read_run_yaml(launch / "run.yaml")

@@ -13,14 +13,13 @@ from typing import Any
 from zerotrain.config.models import Phase
 from zerotrain.config.read import parse_config
 from zerotrain.config.stage_settings import PlannedRun
-from zerotrain.launch.planner.cache_size import cached_bytes
 from zerotrain.launch.planner.gpus import Gpu, read_gpu
 from zerotrain.launch.planner.inputs import FP32, PlannedLaunch
 from zerotrain.launch.planner.parts import peak
 from zerotrain.launch.planner.planner import RESERVE
 from zerotrain.launch.planner.prediction import Mode, Prediction, predict
 from zerotrain.launch.planner.shape import Shape
-from zerotrain.launch.planner.storage import ADAM_BYTES, DISK, step_time
+from zerotrain.launch.planner.storage import ADAM_BYTES, DISK, cached_bytes, step_time
 from zerotrain.launch.planner.traced import TracedModel
 from zerotrain.launch.preset import read_preset
 

@@ -143,8 +143,8 @@ LIBRARIES = {
 
 def first_step_seconds(place: Path, preset: str, inputs: Path) -> float:
     """From the start of a training process to the end of its first step."""
+    from zerotrain.artifact.layout import LOG
     from zerotrain.machine.ports import free_port
-    from zerotrain.training.reporting.files import LOG
 
     progress = place / "progress"
     progress.mkdir()

@@ -16,7 +16,8 @@ def scans() -> tuple[list[Image.Image], list[str]]:
     """The handwritten digits with their captions."""
     source = open_source(DataConfig(source="digits"))
     found = source.found()
-    return [source.image(entry.file) for entry in found], [entry.caption for entry in found]
+    images = [source.image_of(entry.file, source.sha256(entry.file)) for entry in found]
+    return images, [entry.caption for entry in found]
 
 
 def test_the_judge_knows_digits_that_it_has_not_seen(scans):

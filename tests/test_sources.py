@@ -173,9 +173,9 @@ DECIDING = {
     "model_tensors patches qwen_image sd3 sdxl seq2seq_lm token_routing tokens",
     "state": "__init__ checkpoint position state",
     "training": "__init__ batches loop not_finite rank ranks setup step_counter",
-    "training/engines": "__init__ ddp_buckets deepspeed_start determinism ema engine "
-    "gradient_checkpointing loss_scale partitioned_model torch_compile torch_engine zero_clipping "
-    "zero_engine zero_partitions zero_swap",
+    "training/engines": "__init__ deepspeed_start determinism ema engine "
+    "gradient_checkpointing loss_scale partitioned_model torch_compile torch_engine "
+    "zero_corrections zero_engine zero_partitions",
     "training/optim": "__init__ adam_bf16_states adamw_8bit block_codes lion optimizer "
     "param_groups prodigy",
 }
@@ -215,7 +215,7 @@ def test_imports_by_a_string_are_of_registries_alone() -> None:
     }
     families = {f"models/families/{name}.py" for name in ("__init__", "diffusion", "language")}
     assert found == families | {
-        "export/formats/conversion.py", "launch/planner/model.py", "launch/planner/nano.py",
+        "export/formats/conversion.py", "launch/planner/model.py", "launch/planner/architecture.py",
         "training/engines/deepspeed_start.py",
     }  # fmt: skip
 

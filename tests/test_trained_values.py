@@ -11,9 +11,9 @@ from tests.builders.runs import make_config
 from zerotrain import artifact
 from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.export.trained_values import trained_values
+from zerotrain.launch.files import write_run_yaml
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolve import resolve_phase
-from zerotrain.launch.run_yaml import write_run_yaml
 
 LORA = {"rank": 4, "alpha": 4.0}
 NOTHING = {"peft": None, "frozen_parameters": [], "trainable_parameters": []}

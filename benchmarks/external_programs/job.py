@@ -14,7 +14,7 @@ import torch
 
 from external_programs import BATCH
 from zerotrain.cache.reader import read_cache
-from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.models.families import load_family
 from zerotrain.training.batches import Batches
 

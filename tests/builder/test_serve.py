@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain.builder.serve import own_names, serve
+from zerotrain.builder.app import own_names, serve
 from zerotrain.builder.settings import BuilderSettings
 from zerotrain.errors import PipelineError
 

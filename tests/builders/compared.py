@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.builders.phases import make_tiny_phase
 
-from zerotrain.launch.run_yaml import write_run_yaml
+from zerotrain.launch.files import write_run_yaml
 
 
 def write_phase(

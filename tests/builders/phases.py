@@ -10,11 +10,10 @@ from zerotrain.config.read import parse_config
 from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.config.training import TrainConfig
 from zerotrain.launch.derive import with_files
-from zerotrain.launch.files import write_launch_files
+from zerotrain.launch.files import write_launch_files, write_run_yaml
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.models.sizes import model_sizes
 
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,9 @@ from tests.builders.phases import PRESETS
 from zerotrain import artifact
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import LaunchSettings
-from zerotrain.launch.files import write_launch_files
+from zerotrain.launch.files import write_launch_files, write_run_yaml
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
-from zerotrain.launch.run_yaml import write_run_yaml
 
 RUN: dict[str, Any] = {
     "run": "digits",

@@ -9,10 +9,9 @@ from typing import Any
 
 import yaml
 
-from zerotrain.artifact.layout import DataFolder, RunFolder
+from zerotrain.artifact.layout import LOG, DataFolder, RunFolder
 from zerotrain.training.process.lock import LOCK
 from zerotrain.training.process.lock_owner import LockOwner, this_process
-from zerotrain.training.reporting.files import LOG
 
 PHASES = (("plain", 300, "torch"), ("offload", 700, "zero2_offload"))
 STAGES = ("launch", "checkpoint", "weights", "state", "evaluation")

@@ -16,10 +16,7 @@ from zerotrain.cache.layout import read_index, shard_number
 from zerotrain.cache.orphans import orphan_shards
 from zerotrain.cache.reader import read_cache
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.caches.places import find_caches
-from zerotrain.pipeline.caches.prune import prune
-from zerotrain.pipeline.caches.show import show
-from zerotrain.pipeline.caches.verify import verify
+from zerotrain.pipeline.caches import find_caches, prune, show, verify
 from zerotrain.pipeline.rebuild import look_at
 
 

@@ -12,10 +12,10 @@ from tests.builders.talks import cached
 from tests.cache.earlier_version import make_earlier
 
 from zerotrain import artifact
-from zerotrain.cache import batching, comparison, record, sample_keys
-from zerotrain.cache.comparison import first_deviation, spread
+from zerotrain.cache import batching, record, reuse, sample_keys
 from zerotrain.cache.precision import full_precision
 from zerotrain.cache.record import ENCODING, read_record
+from zerotrain.cache.reuse import first_deviation, spread
 from zerotrain.cache.tokenising import Tokenising
 from zerotrain.machine.software import software
 from zerotrain.training.checkpointing.conditions import data_digest
@@ -319,7 +319,7 @@ def test_the_items_are_spread_over_the_dataset():
     """The first, the last and six between."""
     assert spread(range(1000)) == [0, 143, 285, 428, 571, 714, 856, 999]
     assert spread("abc") == list("abc")
-    assert len(set(spread(range(9)))) == comparison.ITEMS
+    assert len(set(spread(range(9)))) == reuse.ITEMS
 
 
 TALKS = [(f"{a}+{b}=", str(a + b)) for a in range(5) for b in range(4)]

@@ -13,12 +13,11 @@ from tests.builders.runs import make_run
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
-from zerotrain.evaluation.compare.command import compare
+from zerotrain.evaluation.compare.command import compare, print_comparison
 from zerotrain.evaluation.compare.differences import find_differences
 from zerotrain.evaluation.compare.facts import Facts, read_facts
 from zerotrain.evaluation.compare.rows import make_rows
 from zerotrain.evaluation.compare.sides import find_sides
-from zerotrain.evaluation.compare.terminal import print_comparison
 from zerotrain.training.reporting.grid import draw_grid
 
 PLAIN = make_log("plain", 0, [1.0, 0.5])

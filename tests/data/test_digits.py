@@ -33,14 +33,14 @@ def test_images_are_the_package_s_pixels_without_loss():
     source = open_source(DATA)
     grey = [round(value * 255 / 16) for value in load_digits().images[5].reshape(-1)]
     assert source.sha256("scan-0005") == hashlib.sha256(bytes(grey)).hexdigest()
-    image = source.image("scan-0005")
+    image = source.image_of("scan-0005", source.sha256("scan-0005"))
     assert (image.mode, image.size) == ("RGB", (32, 32))
     assert len({source.sha256(f"scan-{index:04d}") for index in range(1797)}) == 1797
 
 
 def test_an_unknown_scan_is_refused():
     with pytest.raises(PipelineError, match="digits: scan-9999: no such scan"):
-        open_source(DATA).image("scan-9999")
+        open_source(DATA).image_of("scan-9999", "")
 
 
 def test_the_examples_file_is_tracked_and_the_package_s_own_takes_its_place(tmp_path, monkeypatch):

@@ -163,13 +163,13 @@ def test_an_image_can_be_opened_and_must_be_the_one_that_was_listed(images):
     sha256 = source.sha256("a.png")
     assert source.image_of("a.png", sha256).getpixel((0, 0)) == (0, 100, 50)
     (folder / "a.png").write_bytes((folder / "a.png").read_bytes() + b" ")
-    assert source.image("a.png").size == (12, 10)
+    assert source.image_of("a.png", source.sha256("a.png")).size == (12, 10)
     error = refused(source.image_of, "a.png", sha256)
     assert error.what == f"{folder}: a.png changed since prepare_dataset"
     assert "run snakemake again" in error.hint
     (folder / "a.png").unlink()
     with pytest.raises(PipelineError, match=r"a\.png: No such file or directory"):
-        source.image("a.png")
+        source.image_of("a.png", sha256)
 
 
 @pytest.mark.parametrize("extension", [".apng", ".j2k", ".jfif", ".jp2", ".jpe", ".ppm", ".tga"])
@@ -179,7 +179,8 @@ def test_images_of_less_usual_names_are_read(images, extension):
     (folder / "b.txt").write_text("red")
     source = open_source(DataConfig(images=str(folder)))
     assert [entry.reason for entry in source.found()] == [None, None]
-    assert source.image(f"b{extension}").size == (8, 6)
+    name = f"b{extension}"
+    assert source.image_of(name, source.sha256(name)).size == (8, 6)
     assert source.notes == []
 
 

@@ -54,7 +54,7 @@ def test_the_refusal_names_file_and_format(tmp_path: Path, interpreted: list[str
     (tmp_path / "a.png").write_bytes(EPS)
     source = open_source(DataConfig(images=str(tmp_path)))
     with pytest.raises(PipelineError) as caught:
-        source.image("a.png")
+        source.image_of("a.png", source.sha256("a.png"))
     assert caught.value.what.startswith(
         f"{tmp_path}: a.png: of the format EPS, which is not opened"
     )

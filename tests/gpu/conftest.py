@@ -26,7 +26,7 @@ from tests.training.conftest import Training, write_base, write_cache
 from tests.training.inputs import write_image_inputs
 
 from zerotrain.errors import PipelineError
-from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.machine import compiled_ops
 from zerotrain.training.checkpointing import progress_folder
 

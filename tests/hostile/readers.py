@@ -19,7 +19,7 @@ from tests.hostile.reader import Reader
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.config.runs import read_runs
-from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
+from zerotrain.launch.files import read_run_yaml, write_run_yaml
 from zerotrain.models.sizes import read_header
 from zerotrain.pipeline.lineage import report
 from zerotrain.pipeline.lineage.walk import trace

@@ -16,7 +16,7 @@ import pytest
 from tests.builders.phases import make_phase
 from tests.builders.refusals import refused
 
-from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
+from zerotrain.launch.files import read_run_yaml, write_run_yaml
 from zerotrain.training.process import lock
 from zerotrain.training.process.ending import ExitRecord, read_exit_codes, read_exit_record
 from zerotrain.training.process.lock_owner import this_process

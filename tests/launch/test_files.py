@@ -13,9 +13,8 @@ import yaml
 from ruamel.yaml import YAML
 from tests.launch.conftest import FAMILIES, ROOT, resolved
 
-from zerotrain.launch.files import SRUN, accelerate_config, write_launch_files
+from zerotrain.launch.files import SRUN, accelerate_config, write_launch_files, write_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import write_run_yaml
 
 GOLDEN = ROOT / "tests" / "golden" / "launch"
 PRESETS = sorted(p.stem for p in (ROOT / "config" / "launch").glob("*.yaml") if p.stem != "auto")

@@ -17,13 +17,11 @@ from tests.builders.runs import make_config
 
 from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.errors import PipelineError
-from zerotrain.launch.files import write_launch_files
+from zerotrain.launch.files import read_run_yaml, write_launch_files, write_run_yaml
 from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, Key
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
-from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
-from zerotrain.launch.settings import nest_keys
+from zerotrain.launch.resolved import ResolvedPhase, nest_keys
 from zerotrain.models.sizes import ModelSizes, model_sizes
 
 PRESETS = Path(__file__).parents[2] / "config" / "launch"

@@ -14,10 +14,10 @@ from zerotrain.config.read import parse_config
 from zerotrain.config.section import Role, keys_with
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
+from zerotrain.launch.files import read_run_yaml, write_run_yaml
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolve import LaunchSettings, phase_spans, resolve_phase
 from zerotrain.launch.resolved import OWNERS, ResolvedPhase, keys_of
-from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.launch.schedules import learning_rate, warmup_share, warmup_steps
 from zerotrain.models.sizes import ModelSizes
 

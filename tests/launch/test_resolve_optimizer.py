@@ -11,10 +11,10 @@ from tests.builders.runs import make_config
 
 from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.errors import PipelineError
+from zerotrain.launch.files import read_run_yaml, write_run_yaml
 from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.models.sizes import model_sizes
 
 SIZES = model_sizes({"a.weight": [100, 100]})

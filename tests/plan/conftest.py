@@ -14,10 +14,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from zerotrain.launch.planner import trace_store
-from zerotrain.launch.planner.architecture import Architecture, find_architecture, read_shipped
+from zerotrain.launch.planner.architecture import (
+    Architecture,
+    Part,
+    find_architecture,
+    read_shipped,
+)
 from zerotrain.launch.planner.forward import loss_of
 from zerotrain.launch.planner.memory import Memory, Storages
-from zerotrain.launch.planner.part import Part
 from zerotrain.launch.planner.passes import tensors_of
 from zerotrain.launch.planner.shape import Shape
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from zerotrain.launch.planner.architecture import find_architecture
-from zerotrain.launch.planner.cache_size import cached_bytes, encoder_bytes
 from zerotrain.launch.planner.shape import Shape
+from zerotrain.launch.planner.storage import cached_bytes, encoder_bytes
 
 SDXL = "stabilityai/stable-diffusion-xl-base-1.0"
 VAE, TEXT = 126_892_531, 8_292_166_656

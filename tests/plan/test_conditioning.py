@@ -12,9 +12,9 @@ from tests.plan.conftest import SMALL
 
 from zerotrain.config.run import RunConfig
 from zerotrain.launch.planner.architecture import find_architecture
-from zerotrain.launch.planner.cache_size import conditioning_bytes
 from zerotrain.launch.planner.forward import loss_of
 from zerotrain.launch.planner.shape import Shape, text_tokens
+from zerotrain.launch.planner.storage import conditioning_bytes
 from zerotrain.models.families.flux import FluxObjective
 from zerotrain.models.families.qwen_image import QwenObjective
 

@@ -17,9 +17,9 @@ from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.launch.planner import trace_store
 from zerotrain.launch.planner.options import PlanOptions
-from zerotrain.launch.planner.progress import ERASE, progress_line
 from zerotrain.launch.planner.report import plan_report
 from zerotrain.launch.planner.tracing import Tracer, trace
+from zerotrain.machine.progress_bar import ERASE, progress_line
 
 VALUES = {
     "family": "causal_lm", "base": "nano", "resolution": 64, "max_length": 32, "batch_size": 1,

@@ -37,7 +37,7 @@ def test_the_reader_gives_what_the_encoders_gave(run, family):
         assert entry.image_sha256 == sample.image_sha256
         assert entry.caption_sha256 == sample.caption_sha256
         assert entry.split == sample.split
-        cut = crop_and_resize(source.image(sample.file), sample.crop, SIDE)
+        cut = crop_and_resize(source.image_of(sample.file, sample.image_sha256), sample.crop, SIDE)
         pixels = torch.from_numpy(to_pixels(cut))
         expected = torch.nn.functional.avg_pool2d(pixels[None], 4)[0]
         torch.testing.assert_close(cache.sample(i)["latents"], expected, rtol=0, atol=0)
@@ -338,7 +338,7 @@ def test_a_real_model_gives_the_same_bytes_whatever_was_reused(run, monkeypatch)
     prepare_dataset(config.data, run.folder / "dataset")
     dataset, source = read_dataset(run.folder / "dataset"), open_source(config.data)
     crops = [
-        crop_and_resize(source.image(sample.file), sample.crop, SIDE)
+        crop_and_resize(source.image_of(sample.file, sample.image_sha256), sample.crop, SIDE)
         for sample in dataset.split("train")
     ]
     with artifact.publish(run.folder / "base", "base") as draft:
@@ -353,7 +353,9 @@ def test_a_real_model_gives_the_same_bytes_whatever_was_reused(run, monkeypatch)
     cache = read_cache(edited)
     encoders = SDXL.load_encoders(run.folder / "base", "cpu")
     pixels = [
-        torch.from_numpy(to_pixels(crop_and_resize(source.image(s.file), s.crop, SIDE)))
+        torch.from_numpy(
+            to_pixels(crop_and_resize(source.image_of(s.file, s.image_sha256), s.crop, SIDE))
+        )
         for s in read_dataset(run.folder / "dataset").samples
     ]
     encoded = encoders.encode_images(torch.stack(pixels))

@@ -15,8 +15,8 @@ from zerotrain.config.read import parse_config
 from zerotrain.data import dataset_folder
 from zerotrain.data.dataset import IMAGES, Sample
 from zerotrain.errors import PipelineError
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.planner import planner
-from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.stages.render_launch import LaunchSettings, render_launch
 
 PRESETS = Path(__file__).parents[2] / "config" / "launch"

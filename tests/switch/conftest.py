@@ -14,9 +14,9 @@ from zerotrain import artifact
 from zerotrain.config.read import read_config
 from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.errors import PipelineError
+from zerotrain.launch.files import write_run_yaml
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
-from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.options import SwitchOptions
 from zerotrain.pipeline.switch import checks as switch_checks

@@ -15,7 +15,7 @@ from accelerate import Accelerator, DeepSpeedPlugin
 from accelerate.utils import InitProcessGroupKwargs
 
 from zerotrain.cache.reader import read_cache
-from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.training.batches import Batches
 

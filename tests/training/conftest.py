@@ -31,9 +31,8 @@ from zerotrain.config.launch import LaunchConfig
 from zerotrain.export.export import export
 from zerotrain.export.target import WeightsTarget
 from zerotrain.launch.derive import with_files
-from zerotrain.launch.files import write_launch_files
+from zerotrain.launch.files import read_run_yaml, write_launch_files, write_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.models.families import load_family
 from zerotrain.models.sizes import read_sizes
 from zerotrain.models.trainable import choose_trained, trained_parameters

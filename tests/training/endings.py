@@ -10,7 +10,7 @@ import psutil
 import pytest
 from tests.builders.phases import make_phase
 
-from zerotrain.launch.run_yaml import write_run_yaml
+from zerotrain.launch.files import write_run_yaml
 from zerotrain.training import rank
 from zerotrain.training.reporting.heartbeat import RankStatus
 

@@ -9,7 +9,7 @@ from tests.builders.phases import SEED
 from tests.training.conftest import Training
 
 from zerotrain.cache.reader import Cache, read_cache
-from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.models.families import load_family
 from zerotrain.models.trainable import choose_trained, trained_parameters
 from zerotrain.state.position import MASTER

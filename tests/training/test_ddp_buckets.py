@@ -12,7 +12,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from zerotrain.machine.ports import free_port
-from zerotrain.training.engines.ddp_buckets import fix_buckets
+from zerotrain.training.engines.torch_engine import fix_buckets
 
 
 @pytest.fixture

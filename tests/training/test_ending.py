@@ -18,7 +18,7 @@ from tests.builders.phases import make_phase
 from tests.training.endings import beat, start
 
 from zerotrain.errors import EXIT_USER_ERROR
-from zerotrain.launch.run_yaml import write_run_yaml
+from zerotrain.launch.files import write_run_yaml
 from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.machine.host import oom_kills
 from zerotrain.stages import train_phase

@@ -21,7 +21,7 @@ from tests.training.endings import start
 from torch import distributed
 
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
-from zerotrain.launch.run_yaml import write_run_yaml
+from zerotrain.launch.files import write_run_yaml
 from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.training import rank
 from zerotrain.training.process import ending, failures

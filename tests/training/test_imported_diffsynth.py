@@ -24,7 +24,7 @@ from benchmarks.import_cases import PEERS, Case, read_facts
 from zerotrain.config.adapters import is_target, stack_of
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.models.families import load_family
 from zerotrain.stages.render_launch import LaunchSettings, render_launch
 from zerotrain.state.checkpoint import Checkpoint

@@ -10,7 +10,7 @@ from tests.builders.phases import make_tiny_phase
 from zerotrain import artifact
 from zerotrain.artifact import verdicts
 from zerotrain.errors import PipelineError
-from zerotrain.launch.run_yaml import write_run_yaml
+from zerotrain.launch.files import write_run_yaml
 from zerotrain.training.checkpointing import inputs
 
 LARGE = 100

@@ -20,7 +20,7 @@ from tests.builders.processes import is_running, wait_until
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import compiled_ops
-from zerotrain.training.engines import zero_swap
+from zerotrain.training.engines import zero_corrections
 from zerotrain.training.process import nvme_check
 
 LOSSES = [1.0, 0.9, 0.8, 0.7, 0.6]
@@ -141,7 +141,7 @@ def test_launch_files_are_pointed_at_the_trainings_folder(launch: Path, swap: Pa
     """Every target that swaps, and nothing else."""
     config = json.loads((launch / "deepspeed.json").read_text())
     before = json.loads((launch / "deepspeed.json").read_text())
-    zero_swap.point_to(config, swap)
+    zero_corrections.point_to(config, swap)
     for target in ("offload_optimizer", "offload_param"):
         assert config["zero_optimization"][target].pop("nvme_path") == str(swap)
         del before["zero_optimization"][target]["nvme_path"]
@@ -170,7 +170,9 @@ def test_gradients_are_never_read_straight_to_their_place() -> None:
         swapped_gradients={**parts, 6: SimpleNamespace(path="5", offset=6, length=2)}
     )
     swapper = SimpleNamespace(swap_params_info={"0_2": info}, _swap_in_pinned_gradients=None)
-    zero_swap.read_gradients_through_aligned_memory(SimpleNamespace(optimizer_swapper=swapper))
+    zero_corrections.read_gradients_through_aligned_memory(
+        SimpleNamespace(optimizer_swapper=swapper)
+    )
     gradient, handle = torch.zeros(9), OneFile()
     swapper._swap_in_pinned_gradients(handle, SimpleNamespace(ds_id="0_2"), gradient)  # type: ignore[misc]
     assert gradient.tolist() == [0, 3, 3, 3, 3, 0, 5, 5, 0]

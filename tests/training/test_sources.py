@@ -13,7 +13,7 @@ from tests.training.conftest import Training, write_cache
 from tests.training.matrix import deviation
 
 from zerotrain.cache.reader import read_cache
-from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.stages.render_launch import LaunchSettings, render_launch
 from zerotrain.training.batches import Batches
 

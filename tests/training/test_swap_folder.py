@@ -22,8 +22,8 @@ from tests.builders.processes import DEAD_PID
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.errors import PipelineError
+from zerotrain.launch.files import write_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.machine import compiled_ops
 from zerotrain.machine.liveness import hold
 from zerotrain.training.process import launcher, nvme_check

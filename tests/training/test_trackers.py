@@ -16,9 +16,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.builders.phases import make_tiny_phase
 
+from zerotrain.artifact.layout import LOG
 from zerotrain.config.trackers import TENSORBOARD, is_installed
 from zerotrain.training.reporting import trackers
-from zerotrain.training.reporting.files import LOG
 from zerotrain.training.reporting.trackers import hyperparameters, open_trackers, points_of
 
 

@@ -20,7 +20,7 @@ from tests.training.measures import SETTINGS, measured, validations, weights
 
 from zerotrain import artifact
 from zerotrain.cache.reader import TokenCache, read_cache
-from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.models.families.tokens import IGNORED
 from zerotrain.stages import train_phase
 from zerotrain.state.checkpoint import Checkpoint

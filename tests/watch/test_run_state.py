@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.builders.watched_runs import WatchedRun
 
-from zerotrain.pipeline.cluster.jobs import SubmittedJob, parse_jobs
+from zerotrain.pipeline.cluster.slurm import SubmittedJob, parse_jobs
 from zerotrain.pipeline.snakemake_runs import RUNS, Run
 from zerotrain.pipeline.watch import metrics, stages
 from zerotrain.pipeline.watch.metrics import MetricsTail

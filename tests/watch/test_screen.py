@@ -14,7 +14,7 @@ from tests.builders.terminals import OTHER_SCREEN, OWN_SCREEN, Terminal, start_s
 from tests.builders.watched_runs import WatchedRun
 
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.watch import command, curve, stages
+from zerotrain.pipeline.watch import command, screen, stages
 from zerotrain.pipeline.watch.screen import Canvas, describe, describe_changes, draw
 from zerotrain.pipeline.watch.state import RunState, read_run_state
 from zerotrain.training.process.lock_owner import this_process
@@ -121,17 +121,17 @@ def test_lines_of_a_pipe(state: RunState) -> None:
 def test_a_curve_shows_where_the_loss_was() -> None:
     """From the top left to the bottom right; far apart values on a logarithmic axis."""
     line = [(step, 9.0 - step) for step in range(9)]
-    assert curve.draw_curve(line, 20, 3, braille=False) == [
+    assert screen.draw_curve(line, 20, 3, braille=False) == [
         "9.0000 *****        ",
         "           ******   ",
         "1.0000          ****",
     ]
     assert [
-        row.replace("\u2800", " ").rstrip() for row in curve.draw_curve(line, 20, 3, braille=True)
+        row.replace("\u2800", " ").rstrip() for row in screen.draw_curve(line, 20, 3, braille=True)
     ] == ["9.0000 ⠉⠓⠦⣄⡀", "           ⠉⠙⠲⠤⣄⡀", "1.0000          ⠉⠓⠦⣄"]
     falling = [(step, 10.0**-step) for step in range(5)]
-    assert curve.draw_curve(falling, 40, 4, braille=False)[1].split()[0] == "log"
-    assert curve.draw_curve(falling[:1], 40, 4, braille=True) == []
+    assert screen.draw_curve(falling, 40, 4, braille=False)[1].split()[0] == "log"
+    assert screen.draw_curve(falling[:1], 40, 4, braille=True) == []
 
 
 def test_a_terminal_and_ctrl_c(run: WatchedRun) -> None:

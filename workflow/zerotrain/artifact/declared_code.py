@@ -19,7 +19,7 @@ WITHOUT_EFFECT = (
     *_files("artifact/", "__init__ direct_io in_use"),
     *_files("config/", "families launch objective section suggestions training"),
     *_files("data/", "conversation dataset"),
-    *_files("launch/", "run_yaml settings"),
+    *_files("launch/", "files"),
     *_files("machine/", "child_process compiled_ops memory_watch trial"),
     *_files("models/", "pretrained"),
     *_files(

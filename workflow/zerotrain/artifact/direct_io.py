@@ -84,7 +84,7 @@ class DirectWriter:
         """Submit the block for hashing and writing, and wait until the next one is free."""
         data = memoryview(self._memory[self._now])
         # The last block is written with a remainder of older data, which is truncated at the end.
-        whole = data[: _rounded_up(self._filled)]
+        whole = data[: -(-self._filled // ALIGNED_BYTES) * ALIGNED_BYTES]
         self._under_way[self._now] = [
             self._hasher.submit(self._digest.update, data[: self._filled]),
             self._disk.submit(_write, self._handle, whole, self._written),
@@ -132,7 +132,3 @@ def _write(handle: int, data: memoryview, place: int) -> None:
 def _settle(under_way: list[Future[Any]]) -> None:
     for part in under_way:
         part.result()
-
-
-def _rounded_up(length: int) -> int:
-    return -(-length // ALIGNED_BYTES) * ALIGNED_BYTES

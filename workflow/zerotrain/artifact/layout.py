@@ -18,6 +18,10 @@ DATA = "data"
 OF_PHASE = ("launch", "checkpoint", "weights", "state", "evaluation")
 """Artifacts of a phase."""
 ROLLING = "progress"
+LOG = "metrics.jsonl"
+RESOURCES = "resources.json"
+PENDING = "pending.json"
+"""Files with which a training reports, in its progress folder."""
 
 
 class PhaseFolder:

@@ -84,7 +84,7 @@ def _writer_lives(leftover: Path, kind: str, alone: bool) -> bool:
     if alone and host not in ("", HOST):
         return False
     try:
-        written = _written_last(leftover)
+        written = max(path.lstat().st_ctime for path in (leftover, *leftover.rglob("*")))
         age = time_there(leftover.parent) - written
         if host not in ("", HOST):
             return age < SILENT_SECONDS[kind]
@@ -96,7 +96,3 @@ def _writer_lives(leftover: Path, kind: str, alone: bool) -> bool:
         return False
     except OSError:  # not writable, so not removable either
         return True
-
-
-def _written_last(leftover: Path) -> float:
-    return max(path.lstat().st_ctime for path in (leftover, *leftover.rglob("*")))

@@ -26,6 +26,7 @@ from zerotrain.config.run import RunConfig
 from zerotrain.config.section import Memory
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.gpus import find_gpu
+from zerotrain.launch.resolved import leaves
 from zerotrain.pipeline.checks import find_problems
 
 Place = tuple[str | int, ...]
@@ -183,7 +184,7 @@ def read_draft(form: Mapping[str, str]) -> Draft:
         PipelineError: a file is not one of the project, or is no configuration of one run.
     """
     start = configuration_file(form["from"]) if form.get("from") else None
-    before = _load(start) if start else _new(form.get("family", "sdxl"))
+    before = _read(start, start.stat().st_mtime_ns) if start else _new(form.get("family", "sdxl"))
     names = [phase.get("name") for phase in _phases(before)]
     index = names.index(form["phase"]) if form.get("phase") in names else 0
     shown = _shown(before, index)
@@ -251,10 +252,6 @@ def _plan_auto_for(machine: Mapping[str, str], raw: dict[str, Any]) -> None:
                 _set(raw, ("phases", index, "launch", key), text)
 
 
-def _load(path: Path) -> dict[str, Any]:
-    return _read(path, path.stat().st_mtime_ns)
-
-
 @lru_cache(maxsize=16)
 def _read(path: Path, edited: int) -> dict[str, Any]:
     """Return what a file says that was edited last at this time; it is not to be changed."""
@@ -302,24 +299,11 @@ def _shown(raw: Mapping[str, Any], index: int) -> dict[str, str]:
         for key, value in values.items() if isinstance(values, dict) else ():
             name = f"{section}.{key}" if section else str(key)
             if name == "launch.deepspeed":
-                found |= dict(_leaves(value, f"{name}."))
+                inner = leaves(value, f"{name}.") if isinstance(value, dict) else ()
+                found |= {key: written(one) for key, one in inner if one != {}}
             elif not isinstance(value, dict | list) or name in VALUES:
                 found[name] = written(value)
     return found
-
-
-def _leaves(values: Any, prefix: str) -> list[tuple[str, str]]:
-    if not isinstance(values, dict):
-        return []
-    return [
-        entry
-        for key, value in values.items()
-        for entry in (
-            _leaves(value, f"{prefix}{key}.")
-            if isinstance(value, dict)
-            else [(f"{prefix}{key}", written(value))]
-        )
-    ]
 
 
 def place_of(name: str, raw: Mapping[str, Any], index: int) -> Place:

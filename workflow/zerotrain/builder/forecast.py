@@ -167,11 +167,7 @@ def find_machine(values: Mapping[str, str], phase: Phase) -> PlannedMachine:
             what = error.what.replace("--gpu ", "machine.gpu: ", 1)
             hint = error.hint.replace("--device-memory '24 GiB'", "device_memory, as 24 GiB,")
             raise PipelineError(what, hint=hint) from error
-    machine = this_machine(phase, _this())
-    if host is None:
-        return machine
-    memory = host if machine.cpu else machine.device_memory
-    return replace(machine, host_memory=host, device_memory=memory, host_is_ours=False)
+    return this_machine(phase, _this(), host)
 
 
 def _size(name: str, text: str) -> int | None:

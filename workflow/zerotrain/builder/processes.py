@@ -31,7 +31,7 @@ from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.output import LOG
 from zerotrain.pipeline import snakemake_runs
-from zerotrain.pipeline.snakemake import DEFAULT_CONFIG
+from zerotrain.pipeline.snakemake import DEFAULT_CONFIG, config_option
 from zerotrain.pipeline.switch.command import OWN_FOLDER
 from zerotrain.pipeline.switch.plan import check_preset
 from zerotrain.training.checkpointing.progress_folder import STOP
@@ -116,10 +116,9 @@ def start(run: str) -> StartedCommand:
     """
     file = find_config(run)
     read_config(file)
-    chosen = [] if file == DEFAULT_CONFIG else ["--configfile", str(file)]
     with _starting:
         _check_idle(run)
-        words = ["snakemake", "--cores", "all", "train", *chosen]
+        words = ["snakemake", "--cores", "all", "train", *config_option(file)]
         child, started = _spawn(run, "train", words)
     threading.Thread(target=child.wait, daemon=True).start()
     return started

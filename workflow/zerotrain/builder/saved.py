@@ -80,23 +80,6 @@ def save_template(name: str, text: str, *, replace: bool = False) -> Template:
     return next(one for one in list_templates() if one.name == name)
 
 
-def open_template(name: str) -> str:
-    """Return a template's text.
-
-    Raises:
-        PipelineError: it does not exist, or its text cannot be read.
-    """
-    file = _known(name)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PipelineError(
-            f"{file}: cannot be read: {error}", hint="delete it, or correct it in an editor"
-        ) from error
-    read_values(text, name)
-    return text
-
-
 def delete_template(name: str) -> None:
     """Delete a template.
 

@@ -74,10 +74,7 @@ class Cache:
     """A published image cache, open for reading. Pages are loaded on first access."""
 
     def __init__(self, found: Artifact) -> None:
-        try:
-            self._index = read_index(found.folder)
-        except (OSError, ValueError) as error:
-            raise _unreadable(found, error) from error
+        self._index = read_index(found.folder)
         self.artifact = found
         self.held: IO[str] | None = None
         """Open while the cache is read, so that nothing is removed from its folder."""
@@ -172,10 +169,7 @@ class TokenCache:
     """A published text cache, open for reading."""
 
     def __init__(self, found: Artifact) -> None:
-        try:
-            self._index = read_token_index(found.folder)
-        except (OSError, ValueError) as error:
-            raise _unreadable(found, error) from error
+        self._index = read_token_index(found.folder)
         self.artifact = found
         self.held: IO[str] | None = None
         self.entries = Columns.of(Row, self._index.rows)
@@ -207,7 +201,11 @@ def read_cache(folder: Path, *, verify: bool = True) -> Cache | TokenCache:
         PipelineError: it is missing, unfinished or of another format, or a file differs.
     """
     found = artifact.read(folder, KIND, verify=verify)
-    cache = TokenCache(found) if found.content.get("modality") == "text" else Cache(found)
+    kind = TokenCache if found.content.get("modality") == "text" else Cache
+    try:
+        cache = kind(found)
+    except (OSError, ValueError) as error:
+        raise _unreadable(found, error) from error
     if verify:
         cache.entries.check()
     cache.held = hold(folder)

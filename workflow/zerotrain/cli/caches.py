@@ -27,8 +27,7 @@ OfConfig = Annotated[
 @cache_app.command()
 def show(folder: CacheFolder = None, config: OfConfig = None) -> None:
     """Show samples, sizes, bytes on disk, orphans, what encoded them, and the runs on it."""
-    from zerotrain.pipeline.caches.places import find_caches
-    from zerotrain.pipeline.caches.show import show
+    from zerotrain.pipeline.caches import find_caches, show
 
     for place in find_caches(folder, config):
         print("\n".join(show(place)))
@@ -47,8 +46,7 @@ def prune(
     ] = False,
 ) -> None:
     """Remove what no sample needs now: it is encoded again if an edit brings it back."""
-    from zerotrain.pipeline.caches.places import find_caches
-    from zerotrain.pipeline.caches.prune import prune
+    from zerotrain.pipeline.caches import find_caches, prune
 
     for place in find_caches(folder, config):
         print("\n".join(prune(place, unfinished=unfinished, dry_run=dry_run)))
@@ -57,8 +55,7 @@ def prune(
 @cache_app.command()
 def verify(folder: CacheFolder = None, config: OfConfig = None) -> None:
     """Hash every shard, and list damage by sample. Exit code 1: a cache is not whole."""
-    from zerotrain.pipeline.caches.places import find_caches
-    from zerotrain.pipeline.caches.verify import verify
+    from zerotrain.pipeline.caches import find_caches, verify
 
     verdicts = [verify(place) for place in find_caches(folder, config)]
     for verdict in verdicts:

@@ -64,7 +64,7 @@ def builder(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = 8417,
 ) -> None:
     """Open a local page that plans a launch, shows what it takes and writes it."""
-    from zerotrain.builder.serve import serve
+    from zerotrain.builder.app import serve
 
     serve(host, port)
 

@@ -64,5 +64,5 @@ def after_question(name: object, known: Iterable[str], sentence: str) -> str:
 
 def join_first(names: Sequence[str], limit: int = 8) -> str:
     """Join the first names of a list, and say how many more there are."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more if names else "nothing"

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING
 
 from zerotrain.config.image_options import WHITE
 from zerotrain.data import metadata
-from zerotrain.data.caption_file import BadCaptionError, read_caption_file
+from zerotrain.data.caption_file import (
+    BadCaptionError,
+    folder_caption,
+    read_caption_file,
+    repeat_as_named,
+)
 from zerotrain.data.conditioning import MASK, ConditioningFolders
-from zerotrain.data.kohya_folders import folder_caption, repeat_as_named
 from zerotrain.data.listing import (
     Listing,
     list_conditioning,

@@ -95,14 +95,6 @@ class Source(ABC):
         """Compute the sha256 of an image's bytes."""
         return hashlib.sha256(self.read(file)).hexdigest()
 
-    def image(self, file: str) -> Image:
-        """Read an image as upright RGB.
-
-        Raises:
-            PipelineError: it is missing or unreadable.
-        """
-        return self._image(file, None)
-
     def image_of(self, file: str, image_sha256: str, background: str | None = None) -> Image:
         """Read an image as upright RGB, if it has not changed since prepare_dataset.
 
@@ -114,13 +106,10 @@ class Source(ABC):
         Raises:
             PipelineError: it is missing or unreadable, or has changed.
         """
-        return self._image(file, image_sha256, background)
-
-    def _image(self, file: str, image_sha256: str | None, background: str | None = None) -> Image:
         hint = "run snakemake again: it prepares the dataset again"
         try:
             data = self.read(file)
-            if image_sha256 and hashlib.sha256(data).hexdigest() != image_sha256:
+            if hashlib.sha256(data).hexdigest() != image_sha256:
                 raise PipelineError(f"{self.name}: {file} changed since prepare_dataset", hint=hint)
             return self.decode(data, background)
         except (OSError, BadImageError) as error:

@@ -1,12 +1,15 @@
-"""Text for training: conversations from a file, a Hugging Face dataset, or a built-in task."""
+"""Text for training: conversations from a file, a Hugging Face dataset, or a built-in task:
+sums of two numbers, or the classification of complaints.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations_with_replacement, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerotrain.data.conversation import Conversation, conversation
+from zerotrain.data.conversation import Conversation, Message, conversation
 from zerotrain.data.source import Found
 from zerotrain.data.table import csv_rows, json_rows, jsonl_rows, printable, surplus_cells
 from zerotrain.data.text_format import EXAMPLES, BadRowError, choose_format
@@ -29,8 +32,6 @@ def read_conversations_of(data: DataConfig) -> list[Conversation | Found]:
         PipelineError: the source is unusable as a whole.
     """
     if data.source != "text":
-        from zerotrain.data.built_in_tasks import complaints, sums
-
         made = {"sums": sums, "complaints": complaints}[data.source]()
         return [
             conversation(f"{data.source} {number}", messages, data.holdout)
@@ -124,3 +125,38 @@ def _is_table(path: Path, data: DataConfig) -> bool:
             "datasets wrote, or a dataset's id on the hub",
         )
     return False
+
+
+NUMBERS = range(10, 100)
+WHO = ("my sister", "our neighbour", "the office", "a friend of mine", "my uncle", "the school")
+WHAT = ("the parcel", "the phone", "the printer", "the bus", "the soup", "the bill", "the jacket")
+GOOD = ("on time", "as promised", "better than expected", "easy to use", "worth the money")
+BAD = ("late again", "broken", "far too expensive", "cold and stale", "missing a part")
+NEGATED = ("was", "was not", "is never", "was certainly")
+NEGATIONS = ("was not", "is never")
+TEMPLATE = "Message: {text} Label:"
+LABELS = ("no complaint", "complaint")
+
+
+def sums() -> Iterator[list[Message]]:
+    """Yield sums of two two-digit numbers, for causal models.
+
+    Each pair is asked once, in one order: if 12+30 were held out and 30+12 trained on, a model
+    could answer without having learned to add. In every second pair the larger number comes first.
+    """
+    for number, (a, b) in enumerate(combinations_with_replacement(NUMBERS, 2)):
+        asked = f"{b}+{a}=" if number % 2 else f"{a}+{b}="
+        yield [Message("user", asked), Message("assistant", str(a + b))]
+
+
+def complaints() -> Iterator[list[Message]]:
+    """Yield sentences labelled as complaints or not, for seq2seq models.
+
+    No single word decides: "was broken" is a complaint, "was not broken" is not, and "was not on
+    time" is. Held-out sentences are combinations that training has not seen.
+    """
+    for who, what, verb, quality in product(WHO, WHAT, NEGATED, (*GOOD, *BAD)):
+        bad = (quality in BAD) != (verb in NEGATIONS)
+        text = f"{who} says that {what} {verb} {quality}."
+        asked = TEMPLATE.format(text=text)
+        yield [Message("user", asked), Message("assistant", LABELS[bad])]

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from zerotrain.artifact import RECORDS, is_published, read_manifest
 from zerotrain.artifact.layout import PhaseFolder
 from zerotrain.errors import PipelineError
-from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.launch.files import read_run_yaml
 
 LOG = "metrics.jsonl"
 JUMP_LINES = 10
@@ -92,11 +92,6 @@ class Jump:
     after: Side
 
     @property
-    def change(self) -> float:
-        """Return the mean after minus the mean before, which a falling loss changes as well."""
-        return self.after.mean - self.before.mean
-
-    @property
     def size(self) -> float:
         """Return the difference of the straight lines at the switch; NaN for too few lines."""
         return self.after.edge - self.before.edge
@@ -145,11 +140,6 @@ class RunHistory:
     def steps(self) -> list[Line]:
         """Return the lines of steps: "loss", "grad_norm", "learning_rate", "seconds", ..."""
         return [line for line in self.lines if "loss" in line]
-
-    @cached_property
-    def validations(self) -> list[Line]:
-        """Return the lines of validations: "val_loss", "val_loss_ema", "val_perplexity", ..."""
-        return [line for line in self.lines if "val_loss" in line or "val_loss_ema" in line]
 
     @cached_property
     def spans(self) -> list[Span]:

@@ -84,7 +84,9 @@ def _check_options(options: ExportOptions) -> None:
 def _convert_folder(options: ExportOptions) -> None:
     """Convert a folder that an export wrote."""
     folder, output, dtype = options.checkpoint, options.output, options.dtype
-    if not options.ema and _is_averaged(folder):
+    if not options.ema and (
+        json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("content", {}).get("ema")
+    ):
         raise PipelineError(
             f"{folder}: exported weights, which hold the averaged weights alone",
             hint="name the checkpoint or the state that they were made from",
@@ -212,9 +214,3 @@ def _check_not_adapter(names: list[str], checkpoint: Path) -> None:
             f"{checkpoint}: holds an adapter's parameters alone, such as {names[0]}",
             hint="add --config FILE of the run, whose `lora` says rank and alpha",
         )
-
-
-def _is_averaged(folder: Path) -> bool:
-    return bool(
-        json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("content", {}).get("ema")
-    )

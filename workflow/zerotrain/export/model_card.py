@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, StrictUndefined
 
 from zerotrain.artifact import Artifact
-from zerotrain.evaluation.metrics import LABELS, format_metric
+from zerotrain.evaluation.results import LABELS, format_metric
 from zerotrain.export.formats import OWN_FOLDER
 from zerotrain.export.formats.loading_code import (
     METHOD,
@@ -70,7 +70,8 @@ def model_card(
         base_model_relation=("adapter" if adapter else "finetune") if origin.hub_id else None,
         library_name="peft" if form == "peft" else OWN_FOLDER[family.modality],
         license=license,
-        pipeline_tag=TASKS.get(family.name) or _image_task(weights.folder),
+        pipeline_tag=TASKS.get(family.name)
+        or ("image-to-image" if default_files(weights.folder) else "text-to-image"),
         tags=[family.name, "zerotrain", *([_method(weights)] if adapter else [])],
     )
     code = None
@@ -147,11 +148,6 @@ def _method(weights: Artifact) -> str:
                 json.loads(weights.path(name).read_text(encoding="utf-8"))["peft_type"]
             ).lower()
     return "lora"
-
-
-def _image_task(folder: Path) -> str:
-    """Return the hub's name of an image model's task."""
-    return "image-to-image" if default_files(folder) else "text-to-image"
 
 
 def _metrics(metrics: dict[str, Any]) -> list[tuple[str, str]]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
-from zerotrain.launch.run_yaml import read_run_yaml
-from zerotrain.launch.settings import leaves
+from zerotrain.launch.files import read_run_yaml
+from zerotrain.launch.resolved import leaves
 from zerotrain.training.checkpointing.conditions import (
     FINGERPRINT,
     RecordedConditions,

@@ -15,7 +15,7 @@ from zerotrain.importers.imported_config import AUTO, ImportedConfig
 from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.program import RUN
 from zerotrain.launch.keys import ACCELERATE, DEEPSPEED_FLAGS
-from zerotrain.launch.settings import nest_keys
+from zerotrain.launch.resolved import nest_keys
 
 PLUGIN = "deepspeed_config."
 DYNAMO = "dynamo_config"

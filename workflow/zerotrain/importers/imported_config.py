@@ -9,7 +9,7 @@ from typing import Any, Literal, ParamSpec
 
 from zerotrain.errors import PipelineError
 from zerotrain.launch.keys import near_keys
-from zerotrain.launch.settings import nest_keys
+from zerotrain.launch.resolved import nest_keys
 
 AUTO = "auto"
 P = ParamSpec("P")

@@ -8,8 +8,7 @@ from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.optimizers import is_plain_adam
 from zerotrain.errors import PipelineError
 from zerotrain.launch.overrides import overlay
-from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.settings import Settings, nest_keys
+from zerotrain.launch.resolved import ResolvedPhase, Settings, nest_keys
 from zerotrain.launch.zero import zero_optimization
 from zerotrain.models.sizes import ModelSizes
 

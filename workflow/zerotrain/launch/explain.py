@@ -9,8 +9,8 @@ from pathlib import Path
 from zerotrain.artifact.layout import RESULTS
 from zerotrain.config.suggestions import known_names
 from zerotrain.errors import PipelineError
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import FILES, ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml
 
 Row = tuple[str, str, str, str]
 """Name, value, source, reason."""

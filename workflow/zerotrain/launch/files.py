@@ -1,20 +1,32 @@
-"""The files that launchers read: accelerate.yaml and deepspeed.json, without an "auto".
+"""The files of a launch: accelerate.yaml and deepspeed.json, without an "auto", and run.yaml.
 
 The DeepSpeed file has all ZeRO settings; the accelerate file names it. With values in both files
 accelerate refuses them or ignores one. No value names a device, so the same files run on a GPU and,
 without one, on the CPU. A phase on several machines also has a script that starts a launcher on
 each of them.
+
+run.yaml is a resolved phase, with a line for each value, its source and the reason. render_launch
+writes it; training reads no other configuration. It is written line by line, since a YAML library
+would take most of the time of rendering a sweep of many runs. A damaged file is recognised by the
+types of its values.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
-from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.artifact.rebuilding import rebuild_hint
+from zerotrain.config.scalar import scalar
+from zerotrain.config.section import Section
+from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import OWNERS, SECTIONS, Derived, ResolvedPhase, nest_keys
 
 
 def accelerate_config(phase: ResolvedPhase, deepspeed_file: Path) -> dict[str, Any]:
@@ -57,3 +69,104 @@ def write_launch_files(phase: ResolvedPhase, into: Path, named: Path) -> None:
         )
     if phase.launch.machines > 1:
         (into / SRUN).write_text(srun_script(phase), encoding="utf-8")
+
+
+DAMAGE = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What reading raises where a value of another type is in some place."""
+
+
+def write_run_yaml(phase: ResolvedPhase, path: Path) -> None:
+    """Write each value with its source, in the order of the phase's keys."""
+    lines: list[str] = []
+    before: list[str] = []
+    for name, value, source, reason in phase.explain():
+        *sections, key = name.split(".")
+        same = next(
+            (n for n, (a, b) in enumerate(zip(sections, before, strict=False)) if a != b),
+            min(len(sections), len(before)),
+        )
+        lines += [f"{'  ' * n}{scalar(sections[n])}:" for n in range(same, len(sections))]
+        why = f", reason: {scalar(reason)}" if reason else ""
+        entry = f"{{value: {scalar(value)}, source: {source}{why}}}"
+        lines.append(f"{'  ' * len(sections)}{scalar(key)}: {entry}")
+        before = sections
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_run_yaml(path: Path) -> ResolvedPhase:
+    """Read a file of write_run_yaml.
+
+    Raises:
+        PipelineError: it is another file, or damaged.
+        OSError: it cannot be read.
+    """
+    content = path.read_bytes()
+    try:
+        entries = dict(_entries(_load(content.decode("utf-8"))))
+        values = nest_keys({name: entry["value"] for name, entry in entries.items()})
+        check_types(values)
+        phase = ResolvedPhase.from_values(
+            values, {name: (e["source"], e.get("reason", "")) for name, e in entries.items()}
+        )
+        phase.values()  # no key is missing
+        return phase
+    except DAMAGE as error:
+        first = str(error).strip().partition("\n")[0]
+        raise PipelineError(
+            f"{path}: is damaged, or written by another version ({first or type(error).__name__})",
+            hint=rebuild_hint(path.parent),
+        ) from error
+
+
+def _load(text: str) -> Any:
+    """Parse a file without aliases, of which a short one can name a document of any size."""
+    loader = yaml.CSafeLoader
+    if "&" in text and any(isinstance(one, yaml.AliasEvent) for one in yaml.parse(text, loader)):
+        raise ValueError("it has YAML aliases")
+    return yaml.load(text, loader)
+
+
+def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the entries by dotted name."""
+    for key, value in section.items():
+        if not isinstance(key, str):
+            raise TypeError(f"the key {key!r} is no text")
+        if "source" in value and value.keys() <= {"value", "source", "reason"}:
+            yield f"{prefix}{key}", value
+        else:
+            yield from _entries(value, f"{prefix}{key}.")
+
+
+def check_types(values: Mapping[str, Any]) -> None:
+    """Check that each value has the type of its key; unknown keys are not looked at.
+
+    Raises:
+        ValueError: a value is of another type; the message names its key.
+    """
+    for key, value in values.items():
+        if key not in OWNERS:
+            continue
+        try:
+            _type_of(key).validate_python(value)
+        except ValidationError as error:
+            raise ValueError(f"{key}: {error.errors()[0]['msg']}") from error
+
+
+@cache
+def _type_of(key: str) -> TypeAdapter[Any]:
+    """Return the type of a key's value. A key of a section may not apply, and then it is None."""
+    owner = OWNERS[key]
+    if owner not in SECTIONS:
+        return TypeAdapter(get_type_hints(Derived if owner else ResolvedPhase)[key])
+    annotation: Any = SECTIONS[owner].model_fields[key].annotation
+    if any(issubclass(kind, Section) for kind in _classes(annotation)):
+        return TypeAdapter(Any)  # the section itself validates it
+    return TypeAdapter(annotation | None)
+
+
+def _classes(annotation: Any) -> Iterator[type]:
+    """Yield the classes that an annotation names."""
+    if isinstance(annotation, type):
+        yield annotation
+    for one in get_args(annotation):
+        yield from _classes(one)

@@ -8,9 +8,8 @@ from zerotrain.config.lr_scheduler import ARGUMENTS, OWN_KEYS
 from zerotrain.config.optimizers import first_beta
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
-from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.launch.resolved import ResolvedPhase, Source
 from zerotrain.launch.schedules import momentum
-from zerotrain.launch.settings import Source
 
 FOLLOWING = {
     "cycle_second_step_size": "cycle_first_step_size",

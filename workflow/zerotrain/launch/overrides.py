@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.launch.settings import Settings, leaves
+from zerotrain.launch.resolved import Settings, leaves
 
 if TYPE_CHECKING:
     from zerotrain.launch.keys import Key

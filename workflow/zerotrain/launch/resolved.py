@@ -15,7 +15,32 @@ from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.config.section import Role, Section, keys_with
 from zerotrain.config.training import TrainConfig
-from zerotrain.launch.settings import Source, leaves
+
+Source = Literal["user", "derived", "default"]
+Settings = dict[str, tuple[Any, Source, str]]
+"""Dotted key to value, source and reason."""
+
+
+def nest_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by dotted key in the nested form of a file."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *path, last = key.split(".")
+        inside = nested
+        for name in path:
+            inside = inside.setdefault(name, {})
+        inside[last] = value
+    return nested
+
+
+def leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted key and value of every leaf of a nested mapping; {} counts as a leaf."""
+    for key, value in section.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
 
 FILES = ("accelerate", "deepspeed")
 """Keys whose value is a whole launch file, with a source per key of the file."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from zerotrain.launch.settings import Settings
+from zerotrain.launch.resolved import Settings
 from zerotrain.models.sizes import ModelSizes
 
 SMALL_BUCKET, LARGE_BUCKET = 20_000_000, 50_000_000

@@ -202,13 +202,9 @@ def _room(path: Path) -> str:
 
 def _full_disks() -> str:
     """Return the disks that may be full, for errors that name none."""
-    folders = {Path.cwd(), Path.home(), *map(Path, _temporary_folders())}
+    folders = {Path.cwd(), Path.home(), *map(Path, [os.getenv("TMPDIR") or "/tmp", "/dev/shm"])}
     seen: dict[int, Path] = {}
     for folder in sorted(folder for folder in folders if folder.is_dir()):
         seen.setdefault(folder.stat().st_dev, folder)
     low = [_room(folder) for folder in seen.values() if shutil.disk_usage(folder).free < LOW_BYTES]
     return "".join(low[:1])
-
-
-def _temporary_folders() -> list[str]:
-    return [os.getenv("TMPDIR") or "/tmp", "/dev/shm"]

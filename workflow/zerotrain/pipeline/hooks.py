@@ -14,9 +14,8 @@ from zerotrain.errors import PipelineError
 from zerotrain.pipeline import snakemake_runs
 from zerotrain.pipeline.dvc import jobs as graph_jobs
 from zerotrain.pipeline.dvc.agreement import Agreement
-from zerotrain.pipeline.former_results import keep_former_results
 from zerotrain.pipeline.graph.runs import Runs, checked
-from zerotrain.pipeline.kept_jobs import KeptJobs
+from zerotrain.pipeline.kept_jobs import KeptJobs, keep_former_results
 from zerotrain.pipeline.rebuild import add_damaged_folders, set_aside_damaged
 from zerotrain.pipeline.retrain import describe_trained_earlier, find_trained_earlier
 from zerotrain.training.process.lock import check_not_locked

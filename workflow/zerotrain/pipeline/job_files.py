@@ -1,4 +1,4 @@
-"""The files that jobs depend on: inputs, sources, and those behind the digest of a dataset.
+"""The files of jobs: inputs, sources, those behind the digest of a dataset, and the error in a log.
 
 The input of rule prepare_dataset is a digest of the dataset's files (data.files), whose change does
 not name them. Earlier versions had every file as an input: their records are compared with the
@@ -78,3 +78,39 @@ def _section(values: Mapping[str, Any]) -> DataConfig:
         if value != to_jsonable_python(fields[name].get_default(call_default_factory=True))
     }
     return DataConfig.model_validate(given)
+
+
+ERROR_LINES = 6
+"""Lines of the log that are shown."""
+
+
+def last_error(logs: list[str], sizes: Mapping[str, int], *, at_end: bool = False) -> list[str]:
+    """Return a failed stage's error message, from the last `ERROR` line of its logs.
+
+    Args:
+        logs: Log files; the first with such a line is used.
+        sizes: Size of each file in bytes before the stage started: logs are appended to.
+        at_end: Whether only the end of a log counts, so that nothing succeeded after the error.
+    """
+    for log in logs:
+        before = sizes.get(log, 0)
+        try:
+            with Path(log).open("rb") as stream:
+                stream.seek(before if before <= log_size(log) else 0)
+                lines = stream.read().decode(errors="replace").splitlines()
+        except OSError:
+            continue
+        places = [place for place, line in enumerate(lines) if line.startswith("ERROR")]
+        if at_end and places and places[-1] < len(lines) - ERROR_LINES:
+            continue
+        if places:
+            return lines[places[-1] :][:ERROR_LINES]
+    return []
+
+
+def log_size(path: str) -> int:
+    """Return the bytes of a log; 0 if it is missing."""
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0

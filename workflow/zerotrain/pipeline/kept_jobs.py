@@ -1,4 +1,4 @@
-"""Trainings, exports and caches that a code change does not rerun.
+"""Trainings, exports and caches that a code change does not rerun, and outputs that a job replaces.
 
 Snakemake runs every job with an input that another job makes again. An edited source remakes launch
 files, a dataset or a base, mostly with the same bytes, and everything after them would be trained
@@ -8,11 +8,18 @@ job.
 
 A base that was built from a preset is kept as well when its dataset changes: with another tokenizer
 or autoencoder, every sample would be encoded again and every phase trained again.
+
+Snakemake removes a job's outputs before it runs, so a failed export would lose the former weights.
+Stages replace a folder by a rename, so no removal is needed: after a failure the former result is
+complete, readable, and stale, and the job is planned again. Snakemake's own flag for this,
+`update()`, records a failed job as done.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import sys
 from enum import IntEnum
 from pathlib import Path
@@ -26,11 +33,44 @@ from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import ADDED_LATER
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.former_results import LONG_AGO
 from zerotrain.pipeline.graph.code import KEPT as KEPT_CODE
 from zerotrain.pipeline.graph.code import is_code, is_code_changed, is_listing
 from zerotrain.pipeline.job_files import dataset_files, find_dataset_changes, unwatched
 from zerotrain.pipeline.terminal.changes import NOT_SET, Change, find_changes
+
+LONG_AGO = (1, 1)
+"""Access and modification time of a stale output, in seconds: every input is newer."""
+
+
+def keep_former_results() -> None:
+    """Keep the former outputs of this process's jobs until they are replaced; also on a node."""
+    from snakemake.jobs import Job
+
+    Job.remove_existing_output = _remove_logs
+    Job.cleanup = _keep_stale
+
+
+async def _remove_logs(job: Any) -> None:
+    for path in job.log:
+        await path.remove(remove_non_empty_dir=False)
+
+
+async def _keep_stale(job: Any, skip_outputs: Any) -> None:
+    make_stale(job.rule.workflow, job)
+
+
+def make_stale(workflow: Any, job: Any) -> None:
+    """Mark a job's outputs as stale: older than all inputs, and without metadata.
+
+    Args:
+        workflow: Snakemake's workflow object.
+        job: The job; missing outputs stay missing.
+    """
+    for path in job.output:
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path, LONG_AGO)
+        workflow.persistence.cleanup_metadata(path)
+
 
 TRAINING, EXPORT, CACHE = "train_phase", "export_weights", "cache_latents"
 KEPT = (TRAINING, EXPORT, CACHE)

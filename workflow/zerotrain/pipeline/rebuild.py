@@ -23,7 +23,7 @@ from zerotrain.artifact.damage import Damage, compare_hash, compare_size
 from zerotrain.artifact.untrusted import find_manifest_error
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.dvc import jobs as graph_jobs
-from zerotrain.pipeline.former_results import LONG_AGO
+from zerotrain.pipeline.kept_jobs import LONG_AGO
 
 DATASET = "prepare_dataset"
 """The rule whose folder has others inside, its caches, and stays in its place."""

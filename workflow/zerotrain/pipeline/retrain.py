@@ -110,13 +110,14 @@ def _check_phases(run: RunConfig, phase: str | None, names: list[str]) -> None:
             f"{run.run}: no phase was trained by an earlier version of the code",
             hint=f"name the one to train again: --phase {known[0]}",
         )
-    if phase is not None and not _is_trained(RunFolder(run.run).phase(phase).path):
+    if phase is not None and not has_steps(RunFolder(run.run).phase(phase).path):
         raise PipelineError(
             f"{run.run}/{phase}: nothing is trained yet", hint="`snakemake` trains it"
         )
 
 
-def _is_trained(folder: Path) -> bool:
+def has_steps(folder: Path) -> bool:
+    """Return whether a phase has a checkpoint, a published or a rolling one."""
     return is_published(folder / "checkpoint") or bool(saved_steps(folder / "progress"))
 
 

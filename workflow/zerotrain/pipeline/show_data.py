@@ -217,7 +217,7 @@ def _tokens(run: RunConfig, captions: Sequence[str]) -> Iterator[Row]:
     )
     if base is None or not captions:
         return
-    from zerotrain.data.caption_summary import describe_lengths
+    from zerotrain.data.figures import describe_lengths
     from zerotrain.models.families import load_family
 
     family = load_family(run.family)

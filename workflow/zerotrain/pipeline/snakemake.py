@@ -19,6 +19,18 @@ NOTHING = "Nothing to be done"
 """Snakemake's message if no job would run."""
 
 
+def check_project() -> None:
+    """Check that the working directory is a project.
+
+    Raises:
+        PipelineError: it has no Snakefile.
+    """
+    if not Path("Snakefile").is_file():
+        raise PipelineError(
+            f"{Path.cwd()}: no Snakefile here", hint="call it in the folder of the project"
+        )
+
+
 def command(config: Path, targets: Sequence[str]) -> str:
     """Return the command that makes the targets."""
     return shlex.join(["snakemake", *_words(config, targets)])
@@ -26,8 +38,12 @@ def command(config: Path, targets: Sequence[str]) -> str:
 
 def train_command(config: Path) -> str:
     """Return the command that trains a run to its end."""
-    chosen = "" if config == DEFAULT_CONFIG else f" --configfile {shlex.quote(str(config))}"
-    return f"snakemake --cores all train{chosen}"
+    return shlex.join(["snakemake", "--cores", "all", "train", *config_option(config)])
+
+
+def config_option(config: Path) -> list[str]:
+    """Return the option that names a configuration; nothing for the default one."""
+    return [] if config == DEFAULT_CONFIG else ["--configfile", str(config)]
 
 
 def plan(config: Path, targets: Sequence[str]) -> dict[str, int]:
@@ -80,5 +96,4 @@ def make(config: Path, targets: Sequence[str]) -> None:
 
 def _words(config: Path, targets: Sequence[str]) -> list[str]:
     # Without `--`, --configfile would swallow the targets.
-    chosen = [] if config == DEFAULT_CONFIG else ["--configfile", str(config)]
-    return ["--cores", "all", *chosen, "--", *targets]
+    return ["--cores", "all", *config_option(config), "--", *targets]

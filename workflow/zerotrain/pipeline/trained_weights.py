@@ -14,13 +14,14 @@ from io import StringIO
 from pathlib import Path
 
 from zerotrain import artifact
-from zerotrain.artifact.layout import DATA, RESULTS, RunFolder
+from zerotrain.artifact.layout import RESULTS, RunFolder
 from zerotrain.config.runs import find_config
 from zerotrain.config.suggestions import after_question
 from zerotrain.errors import PipelineError
 from zerotrain.export.options import ExportOptions
 from zerotrain.export.trained_values import read_trains
 from zerotrain.machine.child_process import handling_signals, unwind
+from zerotrain.pipeline.watch.runs import runs_here
 from zerotrain.training.checkpointing.conditions import FINGERPRINT
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 
@@ -105,8 +106,8 @@ def trained_models(run: str) -> list[Trained]:
 
 
 def _names() -> list[str]:
-    runs = sorted(path.name for path in RESULTS.glob("*") if path.is_dir() and path.name != DATA)
-    return list(dict.fromkeys(f"{one.run}/{one.phase}" for r in runs for one in trained_models(r)))
+    found = (one for run in runs_here() for one in trained_models(run))
+    return list(dict.fromkeys(f"{one.run}/{one.phase}" for one in found))
 
 
 @contextmanager

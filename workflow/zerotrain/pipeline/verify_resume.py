@@ -22,12 +22,11 @@ from typing import Any
 import psutil
 
 from zerotrain import artifact
-from zerotrain.artifact.layout import RESULTS
+from zerotrain.artifact.layout import LOG, RESULTS
 from zerotrain.config.read import read_config
 from zerotrain.errors import PipelineError
-from zerotrain.launch.files import write_launch_files
+from zerotrain.launch.files import read_run_yaml, write_launch_files, write_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.machine.child_process import SUPERVISOR, supervisor_mark
 from zerotrain.machine.output import print_message
 from zerotrain.pipeline import snakemake
@@ -35,10 +34,11 @@ from zerotrain.pipeline.switch.point import phase_folder, training_inputs
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.training.checkpointing.progress_folder import newest_step, saved_steps, step_folder
-from zerotrain.training.reporting.files import LOG
 
 POLL_SECONDS = 0.005
 
+POSITION = ("step", "samples", "optimizer_step", "param_groups", "loss_scale")
+"""What is compared of the position at the end."""
 LONGER = 4
 """The killed run would end after this many times N steps, so that the kill comes first."""
 
@@ -80,10 +80,7 @@ def verify_resume(config: Path, phase: str | None = None, steps: int = 10) -> Ve
 
 def _make(config: Path, inputs: dict[str, Path]) -> None:
     """Let Snakemake make missing or outdated inputs, but train no other phase."""
-    if not Path("Snakefile").is_file():
-        raise PipelineError(
-            f"{Path.cwd()}: no Snakefile here", hint="call it in the folder of the project"
-        )
+    snakemake.check_project()
     targets = [f"{folder}/manifest.json" for folder in inputs.values()]
     jobs = snakemake.plan(config, targets)
     if "train_phase" in jobs:
@@ -217,22 +214,12 @@ class ScratchTraining:
     def ending(self, step: int) -> Ending:
         """Read the end of the training, at its last step."""
         checkpoint = Checkpoint(step_folder(self._progress, step))
-        position = checkpoint.position
         tensors = {
             f"{name} ({slot})": _sha256(checkpoint, name, slot)
             for name, slot in _tensors(checkpoint)
         }
-        return Ending(
-            tensors,
-            self._losses(),
-            {
-                "step": position.step,
-                "samples": position.samples,
-                "optimizer_step": position.optimizer_step,
-                "param_groups": position.param_groups,
-                "loss_scale": position.loss_scale,
-            },
-        )
+        position = {key: getattr(checkpoint.position, key) for key in POSITION}
+        return Ending(tensors, self._losses(), position)
 
     def _start(self) -> subprocess.Popen[bytes]:
         words = [word for key, path in self._inputs.items() for word in (f"--{key}", str(path))]

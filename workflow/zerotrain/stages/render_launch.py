@@ -9,10 +9,9 @@ from zerotrain import artifact
 from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.data.dataset import read_dataset
 from zerotrain.errors import PipelineError
-from zerotrain.launch.files import write_launch_files
+from zerotrain.launch.files import write_launch_files, write_run_yaml
 from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.launch.resolve import resolve_phase
-from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.models.sizes import read_sizes
 from zerotrain.state.position import read_position
 

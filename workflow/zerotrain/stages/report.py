@@ -39,7 +39,7 @@ from zerotrain.evaluation.results import ANSWERS, spread
 from zerotrain.export.formats.loading_code import loading_code
 from zerotrain.launch.planner.forecasts import find_base
 from zerotrain.pipeline.doctor.report import redact
-from zerotrain.pipeline.lineage.facts import source_of
+from zerotrain.pipeline.lineage.chain import source_of
 
 KIND = "report"
 PAGE = "index.html"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training import ranks
@@ -85,6 +86,5 @@ class SkippedSteps:
         spoilt = [position for position, finite in every if not finite]
         which = spoilt or [position for position, _ in every]
         names = list(dict.fromkeys(self._batches.name(position) for position in which))
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        listed = f"{', '.join(names[:NAMED])}{more}"
+        listed = join_first(names, NAMED)
         return f"the loss is not finite for {listed}" if spoilt else f"its samples: {listed}"

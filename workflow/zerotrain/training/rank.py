@@ -14,8 +14,8 @@ from pathlib import Path
 
 from zerotrain.cache.reader import read_cache
 from zerotrain.errors import EXIT_UNFINISHED
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.launch.schedules import follows_horizon
 from zerotrain.machine.child_process import end_with_parent, supervisor_pid
 from zerotrain.models.families import load_family

@@ -8,8 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from zerotrain.evaluation.compare.facts import DATA, EVALUATION, PHASES, RAN_ON, Facts, Values
-from zerotrain.launch.resolved import FILES
-from zerotrain.launch.settings import leaves
+from zerotrain.launch.resolved import FILES, leaves
 
 GROUPS = (PHASES, *FILES, DATA, EVALUATION, RAN_ON)
 ABSENT = "absent"

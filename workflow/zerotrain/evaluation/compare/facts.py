@@ -15,10 +15,8 @@ from zerotrain.artifact.layout import PhaseFolder
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.compare.sides import Side
 from zerotrain.evaluation.history import Line, read_history
-from zerotrain.evaluation.results import ANSWERS, Answer, read_answers
-from zerotrain.launch.resolved import FILES, ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml
-from zerotrain.launch.settings import leaves
+from zerotrain.launch.files import read_run_yaml
+from zerotrain.launch.resolved import FILES, ResolvedPhase, leaves
 
 GRID, METRICS = "grid.png", "metrics.json"
 IN_LOG = ("step", "samples", "train_seconds")
@@ -102,18 +100,6 @@ class Facts:
                 if key != "loss":
                     found[f"lowest_{key}"] = min(point.value for point in points)
         return found
-
-    @property
-    def prompts(self) -> list[str]:
-        """Return the prompts of its evaluation."""
-        return list(self.evaluation.content.get("prompts", [])) if self.evaluation else []
-
-    @property
-    def answers(self) -> list[Answer]:
-        """Return the answers of a language model; empty for images."""
-        if self.evaluation is None or ANSWERS not in self.evaluation.files:
-            return []
-        return read_answers(self.evaluation.path(ANSWERS))
 
 
 def read_facts(side: Side) -> Facts:

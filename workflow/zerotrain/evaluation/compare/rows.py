@@ -10,7 +10,7 @@ from typing import Any
 from zerotrain.evaluation.compare.differences import Difference
 from zerotrain.evaluation.compare.facts import Facts
 from zerotrain.evaluation.curves import format_learning_rate
-from zerotrain.evaluation.metrics import LABELS, compare_metrics, format_metric
+from zerotrain.evaluation.results import LABELS, compare_metrics, format_metric
 
 LOGGED = {
     "step": "step",

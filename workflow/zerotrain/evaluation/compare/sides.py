@@ -13,7 +13,7 @@ from zerotrain.config.read import read_config
 from zerotrain.config.runs import read_runs
 from zerotrain.config.suggestions import after_question, join_first
 from zerotrain.errors import PipelineError
-from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.launch.files import read_run_yaml
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from zerotrain.artifact.layout import PhaseFolder
 from zerotrain.evaluation.history import RunHistory
-from zerotrain.evaluation.metrics import compare_metrics, format_metric
 from zerotrain.evaluation.report.facts import PhaseFacts, RunFacts
 from zerotrain.evaluation.report.figures import Curve, draw_bars, draw_curves
 from zerotrain.evaluation.report.health import change_steps, points
 from zerotrain.evaluation.report.lineage import Node
 from zerotrain.evaluation.report.memory import GIB, KINDS, memory_of_ranks, memory_panels
 from zerotrain.evaluation.report.parts import Chapter, Missing, Panel, Table
-from zerotrain.evaluation.results import spread
+from zerotrain.evaluation.results import compare_metrics, format_metric, spread
 from zerotrain.machine.host import gib
 
 PARTS = ("data", "forward", "backward", "optimizer", "validation", "save", "other")
@@ -151,7 +150,7 @@ def _disk(facts: RunFacts, nodes: Sequence[Node], missing: Missing) -> Iterator[
     unit, name = (GIB, "GiB") if whole >= GIB else (2**20, "MiB")
     large = [one for one in taken if one.own >= LEAST_SHARE * whole]
     bars = {"": [one.own / unit for one in large]}
-    picture = draw_bars(alt, name, [_short(one.name) for one in large], bars)
+    picture = draw_bars(alt, name, ["/".join(Path(one.name).parts[-2:]) for one in large], bars)
     table = Table(rows, ["folder", "adds", "size of its files"], numbers=True)
     yield Panel("Disk", text, picture, table)
 
@@ -182,11 +181,6 @@ def _measure(name: str, folder: Path, others: set[Path], seen: set[tuple[int, in
                 seen.add((found.st_dev, found.st_ino))
                 own += found.st_size
     return Taken(name, whole, own)
-
-
-def _short(name: str) -> str:
-    """Return the last two parts of a path."""
-    return "/".join(Path(name).parts[-2:])
 
 
 def _numbers(history: RunHistory) -> Iterator[Panel]:

@@ -13,8 +13,8 @@ from zerotrain.artifact import Artifact
 from zerotrain.artifact.layout import PhaseFolder
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.history import RunHistory, read_history
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.state.position import read_position
 from zerotrain.state.ran_on import RanOn
 
@@ -45,11 +45,6 @@ class PhaseFacts:
     def averaged(self) -> bool:
         """Return whether its weights are the averaged ones (EMA)."""
         return self.weights is not None and bool(self.weights.content.get("ema"))
-
-    @property
-    def prompts(self) -> list[str]:
-        """Return the prompts of its evaluation."""
-        return list(self.evaluation.content.get("prompts", [])) if self.evaluation else []
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.filters import do_mark_safe
 
 from zerotrain.evaluation.history import Jump
-from zerotrain.evaluation.metrics import LABELS, format_metric
 from zerotrain.evaluation.report.facts import RunFacts
 from zerotrain.evaluation.report.health import describe_verdict
 from zerotrain.evaluation.report.origin import Origin
 from zerotrain.evaluation.report.parts import Chapter
 from zerotrain.evaluation.report.samples import Samples
+from zerotrain.evaluation.results import LABELS, format_metric
 
 TEMPLATE = "page.html.j2"
 SHORT_METRICS = ("exact_match", "prompt_accuracy", "val_loss", "perplexity")

@@ -12,10 +12,9 @@ from PIL import Image
 
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.layout import PhaseFolder
-from zerotrain.evaluation.metrics import compare_metrics
 from zerotrain.evaluation.report.facts import PhaseFacts, RunFacts
-from zerotrain.evaluation.report.parts import Missing, Panel, Picture, Table
-from zerotrain.evaluation.results import ANSWERS, read_answers
+from zerotrain.evaluation.report.parts import Missing, Picture, Table
+from zerotrain.evaluation.results import ANSWERS, compare_metrics, read_answers
 from zerotrain.training.reporting.grid import cut_rows
 
 if TYPE_CHECKING:
@@ -120,11 +119,6 @@ def gather_samples(
         compressed=compressed,
         missing=missing.sentences,
     )
-
-
-def summarise(samples: Samples) -> Panel:
-    """Return the metrics that say what was learned."""
-    return Panel("What the evaluation measured", table=samples.metrics)
 
 
 def _note_missing(facts: RunFacts, missing: Missing) -> None:

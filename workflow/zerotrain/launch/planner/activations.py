@@ -24,9 +24,9 @@ from zerotrain.launch.planner.forward import loss_of
 from zerotrain.launch.planner.gpu_operations import GpuOperations
 from zerotrain.launch.planner.model import TrainedModel
 from zerotrain.launch.planner.passes import Mode, Trace
-from zerotrain.launch.planner.progress import Tell, ignore
 from zerotrain.launch.planner.shape import Shape
 from zerotrain.launch.planner.traced import Activations
+from zerotrain.machine.progress_bar import Tell, ignore
 
 MODES: tuple[Mode, ...] = ("plain", "checkpointed", "on_host")
 

@@ -1,13 +1,16 @@
 """Architectures: the parts of a base model, found without its weights, the hub or torch.
 
 config/models has those of the models in recipes; a folder has its own config.json files, and the
-header of a single weights file is enough to find a shipped architecture.
+header of a single weights file is enough to find a shipped architecture. The small models, which
+families build from a seed, are built without their weights.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -16,10 +19,27 @@ from typing import Any
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS, PRESETS
 from zerotrain.config.suggestions import known_names, nearest
 from zerotrain.errors import PipelineError
-from zerotrain.launch.planner.part import Part
 from zerotrain.models.base import layout_of
 from zerotrain.models.composed_base import Selection, read_selections
 from zerotrain.models.sizes import POSITIONS, read_header
+
+
+@dataclass(frozen=True)
+class Part:
+    """Model of a base: a library's class and its config.json.
+
+    Attributes:
+        library: `diffusers` or `transformers`.
+        class_name: The class's name in the library.
+        config: The values of its config.json.
+        parameters: Number of parameters, tied ones once; None if only building the model shows it.
+    """
+
+    library: str
+    class_name: str
+    config: Mapping[str, Any]
+    parameters: int | None = None
+
 
 MODELS = Path(__file__).parents[4] / "config" / "models"
 LIBRARIES = ("diffusers", "transformers")
@@ -77,8 +97,6 @@ def find_architecture(family: str, base: str, side: int | None = None) -> Archit
             f"family: {family!r} is not known", hint=known_names(family, FAMILIES, "families")
         )
     if base in PRESETS:
-        from zerotrain.launch.planner.nano import SIDE, nano_parts  # building them needs torch
-
         return Architecture(family, base, nano_parts(family, base, side or SIDE))
     if selections := read_selections(base):
         return _compose(family, base, selections)
@@ -252,3 +270,53 @@ def _read_json(path: Path) -> dict[str, Any]:
             hint="a base is described by its config.json files; complete the folder",
         ) from error
     return document
+
+
+SIDE = 256
+"""Default side in pixels: it changes no parameter, only SD3's positions."""
+BYTES = 256
+
+
+class _Vocabulary:
+    """Tokenizer with the largest vocabulary of a small model."""
+
+    bos_token_id = eos_token_id = pad_token_id = 0
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+
+def nano_parts(family: str, preset: str, side: int = SIDE) -> dict[str, Part]:
+    """Return the models of a family's preset, with the largest text vocabulary.
+
+    Args:
+        family: A family with a module `<family>_nano`.
+        preset: `nano` or `micro`.
+        side: Side in pixels of the images for which it is built. SD3's transformer does not support
+            larger ones.
+    """
+    import torch  # the other architectures are found without it
+
+    from zerotrain.models.families import language_nano, nano
+    from zerotrain.models.families.small_pipeline import SmallSpec, latent_channels
+
+    small = importlib.import_module(f"zerotrain.models.families.{family}_nano").SMALL
+    if family in LANGUAGE_MODELS:
+        values = small.config(_Vocabulary(language_nano.VOCABULARY), preset)
+        return {"model": Part("transformers", small.model.__name__, values.to_dict())}
+    # Each byte at the end of a word and within one, and merges.
+    tokenizers: Mapping[str, Any] = defaultdict(lambda: _Vocabulary(nano.VOCABULARY + BYTES + 2))
+    with torch.device("meta"):
+        autoencoder = small.build_autoencoder(side)
+        channels = latent_channels(autoencoder)
+        models = small.build_models(SmallSpec(preset, small.pipeline, tokenizers, side, channels))
+    return {name: _part(model) for name, model in {**models, "vae": autoencoder}.items()}
+
+
+def _part(model: Any) -> Part:
+    library = type(model).__module__.partition(".")[0]
+    config = model.config.to_dict() if library == "transformers" else dict(model.config)
+    return Part(library, type(model).__name__, config)

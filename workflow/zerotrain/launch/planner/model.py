@@ -14,8 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from zerotrain.config.adapters import method_of
 from zerotrain.errors import PipelineError
-from zerotrain.launch.planner.architecture import Architecture
-from zerotrain.launch.planner.part import Part
+from zerotrain.launch.planner.architecture import Architecture, Part
 from zerotrain.models.families.language import untie_head
 from zerotrain.models.pretrained import from_config
 from zerotrain.models.quantized_linear import QuantizedLinear, quantize_linear_layers
@@ -71,11 +70,6 @@ class TrainedModel:
     def trained_parameters(self) -> int:
         """Number of trained parameters."""
         return sum(p.numel() for p in trained_parameters(self.module).values())
-
-    @cached_property
-    def largest(self) -> int:
-        """Elements of the largest parameter."""
-        return max(map(prod, self.shapes.values()))
 
 
 def trained_model(

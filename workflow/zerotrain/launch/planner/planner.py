@@ -142,10 +142,18 @@ class Plan:
         return [row[mode] for row in self.rows.values()]
 
 
-def this_machine(phase: Phase, machine: Machine | None = None) -> PlannedMachine:
-    """Return this machine, or the one that the phase's device_memory and host_memory describe."""
+def this_machine(
+    phase: Phase, machine: Machine | None = None, host_memory: int | None = None
+) -> PlannedMachine:
+    """Return this machine, or the one that the phase's device_memory and host_memory describe.
+
+    Args:
+        phase: The phase.
+        machine: This machine; default: the detected one.
+        host_memory: Bytes of the machine's memory; default: as the phase or this machine has.
+    """
     machine = machine or detect()
-    given, host = phase.launch.device_memory, phase.launch.host_memory
+    given, host = phase.launch.device_memory, host_memory or phase.launch.host_memory
     memory = host or machine.host.memory
     engines = usable_engines(machine)
     if machine.accelerator == "cpu" and given is None:

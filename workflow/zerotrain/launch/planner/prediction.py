@@ -26,7 +26,7 @@ from zerotrain.launch.planner.storage import (
 )
 from zerotrain.launch.planner.traced import TracedModel
 from zerotrain.launch.preset import Preset, with_own_offload
-from zerotrain.launch.settings import Settings, nest_keys
+from zerotrain.launch.resolved import Settings, nest_keys
 from zerotrain.launch.zero import zero_optimization
 from zerotrain.machine.detect import Engine
 from zerotrain.models.sizes import ModelSizes
@@ -105,7 +105,7 @@ def predict(
         mixed_precision=launch.mixed_precision,
         processes=launch.num_processes,
         init=launch.zero3_init and preset.zero_stage == 3,
-        accumulation=_accumulation(phase, traced.batch),
+        accumulation=phase.train.global_batch_size // (traced.batch * phase.launch.num_processes),
         zero=_zero(phase, preset, traced.sizes) if engine == "deepspeed" else {},
         slots=len(optimizers.slots(name, train.optimizer_args)),
         bf16_states=launch.bf16_optimizer_states,
@@ -151,7 +151,3 @@ def _zero(phase: Phase, preset: Preset, sizes: ModelSizes) -> dict[str, Any]:
     own = overlay(settings, "deepspeed", phase.launch.deepspeed, phase.name)
     section: dict[str, Any] = nest_keys({key: value for key, (value, _, _) in own.items()})
     return dict(section["zero_optimization"])
-
-
-def _accumulation(phase: Phase, micro_batch: int) -> int:
-    return phase.train.global_batch_size // (micro_batch * phase.launch.num_processes)

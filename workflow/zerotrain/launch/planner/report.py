@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,15 +108,7 @@ def _machine(run: RunConfig, name: str, options: PlanOptions) -> PlannedMachine:
     host = _size("--host-memory", options.host_memory)
     if device is not None or options.gpu is not None:
         return described_machine(device, host, options.gpu)
-    machine = this_machine(run.phase(name))
-    if host is None:
-        return machine
-    return replace(
-        machine,
-        host_memory=host,
-        device_memory=host if machine.cpu else machine.device_memory,
-        host_is_ours=False,
-    )
+    return this_machine(run.phase(name), host_memory=host)
 
 
 def _size(option: str, text: str | None) -> int | None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from zerotrain.launch.planner.cache_size import cached_bytes, conditioning_bytes, encoder_bytes
 from zerotrain.launch.planner.parts import peak
 from zerotrain.launch.planner.planner import HOST_HINT, RESERVE, Plan, fits
 from zerotrain.launch.planner.prediction import MODES, Prediction
 from zerotrain.launch.planner.shape import Shape
-from zerotrain.launch.planner.storage import SHARE_OF_PEAK
+from zerotrain.launch.planner.storage import (
+    SHARE_OF_PEAK,
+    cached_bytes,
+    conditioning_bytes,
+    encoder_bytes,
+)
 from zerotrain.machine.host import gib
 
 GIB, MIB = 2**30, 2**20

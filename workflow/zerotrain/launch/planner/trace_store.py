@@ -20,8 +20,7 @@ from zerotrain.artifact import digest, write_whole
 from zerotrain.artifact.sources import source_digest
 from zerotrain.artifact.verdicts import verdicts_file
 from zerotrain.config.stage_settings import PlannedRun
-from zerotrain.launch.planner.architecture import Architecture, find_architecture
-from zerotrain.launch.planner.part import Part
+from zerotrain.launch.planner.architecture import Architecture, Part, find_architecture
 from zerotrain.launch.planner.traced import Activations, ModelShapes, TracedModel
 from zerotrain.machine.disk_errors import DiskError
 
@@ -31,7 +30,7 @@ CODE = (
     "zerotrain.launch.planner.tracing",
     "zerotrain.launch.planner.activations",
     "zerotrain.launch.planner.model",
-    "zerotrain.launch.planner.nano",
+    "zerotrain.launch.planner.architecture",
 )
 """Modules that build a model and trace it; all their imports count as well."""
 LIBRARIES = ("torch", "diffusers", "transformers", "peft")

@@ -19,10 +19,10 @@ from zerotrain.config.stage_settings import PlannedRun
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner import trace_store
 from zerotrain.launch.planner.architecture import Architecture, find_architecture
-from zerotrain.launch.planner.progress import Tell, ignore, progress_line
 from zerotrain.launch.planner.shape import Shape
 from zerotrain.launch.planner.traced import ENGINES, Activations, ModelShapes, TracedModel
 from zerotrain.machine.detect import Engine
+from zerotrain.machine.progress_bar import Tell, ignore, progress_line
 
 
 def trace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +72,7 @@ def train_tokenizer(conversations: Sequence[Conversation], *, seq2seq: bool) -> 
     )
     trained.decoder = decoders.ByteLevel()
     trained.train_from_iterator(
-        _texts(conversations),
+        (message.content for one in conversations for message in one.messages),
         trainers.BpeTrainer(
             vocab_size=VOCABULARY,
             min_frequency=FEWEST,
@@ -93,7 +93,3 @@ def train_tokenizer(conversations: Sequence[Conversation], *, seq2seq: bool) -> 
         model_max_length=MAX_TOKENS,
         clean_up_tokenization_spaces=False,
     )
-
-
-def _texts(conversations: Sequence[Conversation]) -> Iterable[str]:
-    return (message.content for one in conversations for message in one.messages)

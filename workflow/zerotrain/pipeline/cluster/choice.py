@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zerotrain.errors import PipelineError
@@ -77,14 +76,10 @@ def _rank(partition: Partition, cluster: Cluster) -> tuple[object, ...]:
         bool(partition.gpu_nodes),
         preempt_mode(partition, cluster) == "OFF",
         _minutes(partition),
-        _most(node.gpu_count for node in partition.nodes),
+        max((node.gpu_count for node in partition.nodes), default=0),
         len(partition.nodes),
         partition.default,
     )
-
-
-def _most(counts: Iterable[int]) -> int:
-    return max(counts, default=0)
 
 
 def _minutes(partition: Partition) -> float:

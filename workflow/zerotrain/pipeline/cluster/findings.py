@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from zerotrain.config.suggestions import join_first
 from zerotrain.pipeline.cluster.choice import Choice, preempt_mode, preemptors
 from zerotrain.pipeline.cluster.slurm import Cluster, Node, Partition
 from zerotrain.pipeline.cluster.trial import Trial
@@ -104,8 +105,8 @@ def _range(counts: Iterable[int]) -> str:
 def _nodes(cluster: Cluster) -> Iterator[Finding]:
     away = [f"{node.name} ({node.state})" for node in cluster.nodes if not node.usable]
     if away:
-        shown = ", ".join(away[:8]) + (f" and {len(away) - 8} more" if len(away) > 8 else "")
-        yield Finding("warn", f"nodes that take no jobs now: {shown}", "`sinfo -R` says why")
+        what = f"nodes that take no jobs now: {join_first(away)}"
+        yield Finding("warn", what, "`sinfo -R` says why")
 
 
 def _gpus(choice: Choice) -> Iterator[Finding]:

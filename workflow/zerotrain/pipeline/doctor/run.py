@@ -13,12 +13,12 @@ from zerotrain.artifact.layout import RunFolder
 from zerotrain.config.read import read_config
 from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.machine import disk
 from zerotrain.machine.detect import Machine
 from zerotrain.pipeline.doctor.report import Report
-from zerotrain.pipeline.lineage.facts import facts_of
+from zerotrain.pipeline.lineage.chain import facts_of
 from zerotrain.state.ran_on import RanOn
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.process import machine_check, swap_folder

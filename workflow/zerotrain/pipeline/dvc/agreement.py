@@ -52,8 +52,7 @@ from zerotrain.pipeline.dvc.pipeline import (
     outdated,
 )
 from zerotrain.pipeline.dvc.records import has_unseen_changes
-from zerotrain.pipeline.former_results import make_stale
-from zerotrain.pipeline.kept_jobs import KeptJobs
+from zerotrain.pipeline.kept_jobs import KeptJobs, make_stale
 
 LOCK_BEHIND = f"{LOCK} was not brought up to date"
 

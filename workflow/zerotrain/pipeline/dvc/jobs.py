@@ -14,7 +14,7 @@ from typing import Any
 
 from zerotrain.pipeline.job_files import RULE as PREPARING
 from zerotrain.pipeline.job_files import unwatched
-from zerotrain.pipeline.snakemake import DEFAULT_CONFIG
+from zerotrain.pipeline.snakemake import DEFAULT_CONFIG, config_option
 
 LOOKING = False
 """Whether the graph is only read; if so, the Snakefile records nothing."""
@@ -101,10 +101,9 @@ def stage_command(job: Any, config: Path) -> str:
     except for persistent ones. The dataset of a preset is no dependency of its stage, so it may not
     be prepared yet.
     """
-    chosen = "" if config == DEFAULT_CONFIG else f" --configfile {shlex.quote(str(config))}"
-    outputs = shlex.join(map(str, job.output))
-    rules = f"{job.rule.name} {PREPARING}" if unwatched(job) else job.rule.name
-    return f"snakemake --cores all{chosen} --force --allowed-rules {rules} -- {outputs}"
+    rules = [job.rule.name, *([PREPARING] if unwatched(job) else [])]
+    words = ["snakemake", "--cores", "all", *config_option(config), "--force", "--allowed-rules"]
+    return shlex.join([*words, *rules, "--", *map(str, job.output)])
 
 
 def config_of(command: str) -> Path | None:

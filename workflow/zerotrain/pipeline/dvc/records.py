@@ -25,8 +25,8 @@ from zerotrain.pipeline.dvc.changes import (
 from zerotrain.pipeline.dvc.jobs import in_order, stage_name, workflow_of
 from zerotrain.pipeline.dvc.pipeline import LOCK, current_stages, load_pipeline
 from zerotrain.pipeline.dvc.storage import commit_stages, open_repo
-from zerotrain.pipeline.former_results import make_stale
 from zerotrain.pipeline.job_files import unwatched
+from zerotrain.pipeline.kept_jobs import make_stale
 
 
 def has_unseen_changes(outputs: Mapping[str, Iterable[str]]) -> bool:

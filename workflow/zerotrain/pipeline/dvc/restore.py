@@ -14,7 +14,7 @@ from zerotrain.pipeline.dvc.jobs import config_of, in_order, stage_name, workflo
 from zerotrain.pipeline.dvc.pipeline import LOCK
 from zerotrain.pipeline.dvc.records import write_snakemake_metadata
 from zerotrain.pipeline.dvc.storage import bring, check_dvc_is_set_up, open_repo
-from zerotrain.pipeline.snakemake import DEFAULT_CONFIG
+from zerotrain.pipeline.snakemake import config_option
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -143,8 +143,9 @@ def _check_no_missing_inputs(repo: Repo) -> None:
 
 def _commands(words: str, configs: Iterable[Path]) -> str:
     """Format calls of Snakemake, one per configuration."""
-    chosen = ["" if one == DEFAULT_CONFIG else f" --configfile {one}" for one in configs]
-    return " and ".join(f"`snakemake {words}{one}`" for one in chosen)
+    return " and ".join(
+        f"`{' '.join([f'snakemake {words}', *config_option(one)])}`" for one in configs
+    )
 
 
 def _to_run(config: Path) -> dict[str, str]:

@@ -17,13 +17,13 @@ from zerotrain.artifact import MANIFEST, Artifact
 from zerotrain.config.data import DataConfig
 from zerotrain.config.image_source import ImageSourceConfig
 from zerotrain.data import metadata
+from zerotrain.data.caption_file import folder_caption
 from zerotrain.data.captions import prepare_captions
 from zerotrain.data.conversation import TEXTS, Conversation
 from zerotrain.data.dataset import IMAGES, Sample, caption_sha256
 from zerotrain.data.dataset_folder import compute_identity, read_bad, read_samples
 from zerotrain.data.digits import MD5, digits_file
 from zerotrain.data.folder import given_caption
-from zerotrain.data.kohya_folders import folder_caption
 from zerotrain.data.listing import list_images
 from zerotrain.data.open import open_source
 from zerotrain.data.source import DIGITS, Source

@@ -17,8 +17,16 @@ from zerotrain.artifact import MANIFEST, Artifact, sizes_digest
 from zerotrain.artifact.layout import RESULTS
 from zerotrain.errors import PipelineError
 from zerotrain.models.composed_base import read_selections
-from zerotrain.pipeline.lineage.chain import SHORT, Finding, How, Link, Node, Problem, Walk
-from zerotrain.pipeline.lineage.facts import facts_of
+from zerotrain.pipeline.lineage.chain import (
+    SHORT,
+    Finding,
+    How,
+    Link,
+    Node,
+    Problem,
+    Walk,
+    facts_of,
+)
 from zerotrain.pipeline.lineage.index import (
     ArtifactIndex,
     UnreadableError,

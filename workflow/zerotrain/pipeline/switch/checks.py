@@ -15,7 +15,7 @@ from zerotrain.config.models import Phase
 from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
-from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.machine.disk_errors import writing
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.switch.point import phase_folder, published_end, training_inputs

@@ -62,10 +62,7 @@ def switch(options: SwitchOptions) -> str:
         PipelineError: there is nothing to cut, it cannot be cut without loss, or another switch of
             the run is in progress; the configuration is unchanged, or the message describes it.
     """
-    if not Path("Snakefile").is_file():
-        raise PipelineError(
-            f"{Path.cwd()}: no Snakefile here", hint="call it in the folder of the project"
-        )
+    snakemake.check_project()
     relaunch = relaunch_of(options)
     if options.to is None and not relaunch.flags():
         raise PipelineError(

@@ -2,7 +2,6 @@
 
 - `handler`: Snakemake's log records as lines: one when a stage starts, one when it ends.
 - `reasons`: why a job runs.
-- `last_error`: the error with which a stage's log ends.
 - `changes`: which values of a job's parameters changed.
 
 `zerotrain.machine.output` handles output that goes only to a stage's log: details and libraries'

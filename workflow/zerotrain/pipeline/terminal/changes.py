@@ -53,7 +53,7 @@ def describe_changes(
             continue
         lines.setdefault(format_change(change), set()).add(change.phase)
     named = [
-        line if not any(phases) or phases in ({phase}, every) else f"{line} ({_phases(phases)})"
+        line if not any(phases) or phases in ({phase}, every) else f"{line} ({name_phases(phases)})"
         for line, phases in lines.items()
     ]
     more = len(named) - SHOWN
@@ -127,7 +127,8 @@ def _differences(key: str, old: Any, new: Any) -> Iterator[Change]:
         yield Change(key, old, new)
 
 
-def _phases(names: set[str]) -> str:
+def name_phases(names: set[str]) -> str:
+    """Return `phase a` or `phases a, b`."""
     return f"phase{'' if len(names) == 1 else 's'} {', '.join(sorted(names))}"
 
 

@@ -23,7 +23,7 @@ from snakemake.logging import DefaultFilter, LogEvent, logger
 from snakemake.settings.enums import Quietness
 
 from zerotrain.errors import EXIT_UNFINISHED, show_controls
-from zerotrain.pipeline.terminal.last_error import last_error, log_size
+from zerotrain.pipeline.job_files import last_error, log_size
 from zerotrain.pipeline.terminal.reasons import NEW, describe_reason, is_stage, job_name, made_by
 from zerotrain.training.checkpointing.progress_folder import saved_steps
 from zerotrain.training.reporting.display import format_duration

@@ -13,6 +13,7 @@ from typing import Any
 
 from zerotrain.artifact.layout import DATA, RESULTS
 from zerotrain.config.families import FAMILIES
+from zerotrain.config.suggestions import join_first
 from zerotrain.pipeline.graph.code import (
     Code,
     is_code,
@@ -69,9 +70,7 @@ def is_stage(rule: Any) -> bool:
 
 def name_files(files: Iterable[Any]) -> str:
     """Name up to three files, and count the others."""
-    names = sorted(map(str, files))
-    more = len(names) - FILES_SHOWN
-    return ", ".join(names[:FILES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+    return join_first(sorted(map(str, files)), FILES_SHOWN)
 
 
 def _subject(job: Any) -> str:
@@ -187,9 +186,7 @@ def _after(job: Any, dag: Any) -> list[str]:
     before = {one for one, files in dag.dependencies[job].items() if files & updated}
     last = before - {earlier for one in before for earlier in _ancestors(one, dag)}
     names = sorted(map(job_name, last))
-    more = len(names) - JOBS_SHOWN
-    shown = ", ".join(names[:JOBS_SHOWN]) + (f" and {more} more" if more > 0 else "")
-    return [f"after {shown}"] if names else []
+    return [f"after {join_first(names, JOBS_SHOWN)}"] if names else []
 
 
 def _ancestors(job: Any, dag: Any) -> set[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from zerotrain.training.reporting.files import LOG as LOG
+from zerotrain.artifact.layout import LOG as LOG
 
 WHOLE_BYTES = 4 * 2**20
 """Size up to which a log is read as a whole: about 9,000 lines."""

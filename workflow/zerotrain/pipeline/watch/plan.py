@@ -10,8 +10,8 @@ from zerotrain.artifact.layout import RESULTS, RunFolder, files_of
 from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class PlanReader:
     def read(self) -> RunPlan:
         """Return the current plan."""
         launches = sorted(RunFolder(self._run).path.glob("*/launch/run.yaml"))
-        stamp = [_stamp(path) for path in (*([self._file] if self._file else []), *launches)]
+        stamp = [stamp_of(path) for path in (*([self._file] if self._file else []), *launches)]
         if stamp != self._stamp:
             self._stamp, self._plan = stamp, read_plan(self._run, self._file)
         return self._plan
@@ -142,7 +142,8 @@ def _of_folders(run: str) -> Iterator[PlannedPhase]:
     yield from (phase for _, phase in sorted(found, key=lambda one: (one[0], one[1].name)))
 
 
-def _stamp(path: Path) -> tuple[str, int, int]:
+def stamp_of(path: Path) -> tuple[str, int, int]:
+    """Return what changes when a file is written; a missing one has a stamp of its own."""
     try:
         found = path.stat()
     except OSError:

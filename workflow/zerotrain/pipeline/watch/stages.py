@@ -11,16 +11,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.artifact.layout import RESULTS, DataFolder, PhaseFolder, RunFolder
 from zerotrain.errors import EXIT_UNFINISHED
-from zerotrain.pipeline.cluster.jobs import SubmittedJob, jobs_here
-from zerotrain.pipeline.terminal.last_error import last_error
-from zerotrain.pipeline.watch.plan import PlannedPhase, RunPlan
-from zerotrain.pipeline.watch.snakemakes import LiveSnakemake
+from zerotrain.pipeline.cluster.slurm import SubmittedJob, jobs_here
+from zerotrain.pipeline.job_files import last_error
+from zerotrain.pipeline.watch.plan import PlannedPhase, RunPlan, stamp_of
+from zerotrain.pipeline.watch.runs import LiveSnakemake
 from zerotrain.training.process import lock
 from zerotrain.training.process.ending import read_exit_record
 from zerotrain.training.process.lock_owner import LockOwner
@@ -60,8 +60,6 @@ class _Place:
     phase: str | None
     outputs: tuple[Path, ...]
     log: str
-    wildcards: tuple[str, ...]
-    """Its values in a job's comment: of one planned run, and of several."""
 
 
 class StageReader:
@@ -89,7 +87,7 @@ class StageReader:
         before, evaluated = True, True
         for phase in plan.phases:
             of_phase = folder.phase(phase.name)
-            launch, train, export, evaluate = _of_phase(plan, phase, of_phase)
+            launch, train, export, evaluate = _of_phase(phase, of_phase)
             made = self._stage(plan, launch, began)
             trained = self._training(plan, phase, train, of_phase, began, before, ready)
             exported = self._stage(plan, export, began, after=trained.state == DONE)
@@ -97,7 +95,7 @@ class StageReader:
             shown = self._stage(plan, evaluate, began, after=before)
             evaluated = evaluated and shown.state == DONE
             stages += [made, trained, exported, shown]
-        report = _Place("report", "report", None, (folder.report,), "report", ("", plan.run))
+        report = _Place("report", "report", None, (folder.report,), "report")
         stages.append(self._stage(plan, report, began, after=evaluated))
         if any(one.state != DONE for one in stages):
             stages = [self._with_job(plan, one) for one in stages]
@@ -166,9 +164,9 @@ class StageReader:
             if job.rule != stage.rule or job.wildcards not in _wildcards(plan, stage):
                 continue
             if job.waits and stage.state != RUNNING:
-                return _with(stage, QUEUED, job.id, job.reason)
+                return replace(stage, state=QUEUED, job=job.id, detail=job.reason)
             if not job.waits:
-                return _with(stage, RUNNING, job.id, stage.detail)
+                return replace(stage, state=RUNNING, job=job.id)
         return stage
 
     def _is_alive(self, progress: Path, owner: LockOwner) -> bool:
@@ -185,14 +183,14 @@ class StageReader:
     def _published_end(self, checkpoint: Path) -> int | None:
         """Return the step that a published checkpoint's training ended at, read once."""
         manifest = checkpoint / artifact.MANIFEST
-        stamp = _stamp(manifest)
+        stamp = stamp_of(manifest)
         if checkpoint not in self._ends or self._ends[checkpoint][0] != stamp:
             self._ends[checkpoint] = stamp, _read_end(checkpoint)
         return self._ends[checkpoint][1]
 
     def _error_of(self, log: Path) -> str:
         """Return the error with which a log ends, without its hint; empty if with none."""
-        stamp = _stamp(log)
+        stamp = stamp_of(log)
         if log not in self._errors or self._errors[log][0] != stamp:
             lines = last_error([str(log)], {}, at_end=True)
             error = lines[0].removeprefix("ERROR: ") if lines else ""
@@ -202,24 +200,18 @@ class StageReader:
 
 def _of_data(plan: RunPlan) -> Iterator[_Place]:
     folder, data = RunFolder(plan.run), DataFolder(plan.data)
-    yield _Place(
-        "dataset", "prepare_dataset", None, (data.path,), "prepare_dataset", ("", plan.data)
-    )
-    yield _Place("base", "build_base", None, (folder.base,), "build_base", ("", plan.run))
+    yield _Place("dataset", "prepare_dataset", None, (data.path,), "prepare_dataset")
+    yield _Place("base", "build_base", None, (folder.base,), "build_base")
     for size in plan.cache_sizes:
-        yield _Place(
-            f"cache {size}", "cache_latents", None, (data.cache(size),),
-            f"cache_latents.{size}", (f"{size}", f"{plan.data}_{size}"),
-        )  # fmt: skip
+        log = f"cache_latents.{size}"
+        yield _Place(f"cache {size}", "cache_latents", None, (data.cache(size),), log)
     if plan.imports:
         yield _Place(
-            "state", "import_checkpoint", None, (folder.imported_state,), "import_checkpoint",
-            ("", plan.run),
-        )  # fmt: skip
+            "state", "import_checkpoint", None, (folder.imported_state,), "import_checkpoint"
+        )
 
 
-def _of_phase(plan: RunPlan, phase: PlannedPhase, folder: PhaseFolder) -> tuple[_Place, ...]:
-    names = phase.name, f"{plan.run}_{phase.name}"
+def _of_phase(phase: PlannedPhase, folder: PhaseFolder) -> tuple[_Place, ...]:
     metrics = folder.path / "metrics.json"
     outputs = {
         ("launch", "render_launch"): (folder.launch,),
@@ -228,7 +220,7 @@ def _of_phase(plan: RunPlan, phase: PlannedPhase, folder: PhaseFolder) -> tuple[
         ("evaluate", "evaluate"): (folder.evaluation, metrics),
     }
     return tuple(
-        _Place(name, rule, phase.name, made, f"{rule}.{phase.name}", names)
+        _Place(name, rule, phase.name, made, f"{rule}.{phase.name}")
         for (name, rule), made in outputs.items()
     )
 
@@ -249,10 +241,6 @@ def _is_made(output: Path) -> bool:
 def _shown(place: _Place, state: str, detail: str = "", job: str = "") -> Stage:
     folder = str(place.outputs[0])
     return Stage(place.name, place.rule, place.phase, state, folder, job, detail)
-
-
-def _with(stage: Stage, state: str, job: str, detail: str) -> Stage:
-    return Stage(stage.name, stage.rule, stage.phase, state, stage.folder, job, detail)
 
 
 def _newest_log(plan: RunPlan, name: str) -> tuple[Path, float] | None:
@@ -281,11 +269,3 @@ def _read_end(checkpoint: Path) -> int | None:
         return int(until)
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return None
-
-
-def _stamp(path: Path) -> object:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size

@@ -17,7 +17,7 @@ from zerotrain.artifact.layout import PhaseFolder, RunFolder
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.pipeline.watch.metrics import LOG, MetricsTail
 from zerotrain.pipeline.watch.plan import PlanReader, RunPlan, find_file, rendered_phase
-from zerotrain.pipeline.watch.snakemakes import SnakemakeReader
+from zerotrain.pipeline.watch.runs import SnakemakeReader
 from zerotrain.pipeline.watch.stages import (
     DONE,
     FAILED,

@@ -18,11 +18,11 @@ from zerotrain.artifact.layout import RESULTS
 from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import SETTINGS
-from zerotrain.pipeline.former_results import LONG_AGO
 from zerotrain.pipeline.graph.code import Code, is_code_changed
+from zerotrain.pipeline.job_files import last_error
+from zerotrain.pipeline.kept_jobs import LONG_AGO
 from zerotrain.pipeline.rebuild import TRAINING
-from zerotrain.pipeline.terminal.changes import NOT_SET, Change, format_change
-from zerotrain.pipeline.terminal.last_error import last_error
+from zerotrain.pipeline.terminal.changes import NOT_SET, Change, format_change, name_phases
 from zerotrain.pipeline.terminal.reasons import (
     changed_files,
     find_value_changes,
@@ -83,10 +83,6 @@ class Plan:
         if file not in self.configs:
             self.configs[file] = read_config(Path(file))
         return self.configs[file]
-
-    def causes_of(self, job: Any) -> list[Cause]:
-        """Return the causes for which a job runs."""
-        return [cause for cause in self.causes if job in cause.followers]
 
 
 def find_causes(dag: Any, reasons: Mapping[Any, str] | None = None) -> Plan:
@@ -209,7 +205,7 @@ def _of_phases(cause: Cause, plan: Plan) -> str:
     every = {phase.name for phase in plan.config_of(cause.jobs[0]).phases}
     if cause.phases == every:
         return ""
-    return f" (phase{'' if len(cause.phases) == 1 else 's'} {', '.join(sorted(cause.phases))})"
+    return f" ({name_phases(cause.phases)})"
 
 
 def _inputs(
@@ -257,7 +253,7 @@ def _missing(job: Any, reason: Any) -> Iterator[tuple[str, str]]:
 
 
 def _is_stale(path: Any) -> bool:
-    """Return whether a failed job has left this earlier result (former_results)."""
+    """Return whether a failed job has left this earlier result."""
     try:
         return os.stat(path).st_mtime == LONG_AGO[1]
     except OSError:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import is_published, read_manifest
+from zerotrain.artifact.layout import LOG
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
-from zerotrain.training.reporting.files import LOG
 
 ENCODED = re.compile(r"^encoded (\d+) of \d+ latents, .*?(\d+) of \d+ captions", re.M)
 """What cache_latents prints at its end."""

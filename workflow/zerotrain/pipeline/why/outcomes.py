@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zerotrain.artifact import MANIFEST, is_published, read
+from zerotrain.artifact import MANIFEST, read
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.crop import centre_crop
@@ -21,6 +21,7 @@ from zerotrain.data.source import Found
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolve import phase_spans
 from zerotrain.pipeline.rebuild import CACHE, TRAINED_AGAIN, TRAINING, describe_training
+from zerotrain.pipeline.retrain import has_steps
 from zerotrain.pipeline.switch.point import imported_state
 from zerotrain.pipeline.terminal.reasons import LAUNCH, job_name
 from zerotrain.pipeline.why import estimates
@@ -30,7 +31,6 @@ from zerotrain.pipeline.why.estimates import PhaseForecast, forecast_phase
 from zerotrain.pipeline.why.samples import UNREAD, compare_samples, count
 from zerotrain.pipeline.why.training import foresee_training
 from zerotrain.state.position import read_position
-from zerotrain.training.checkpointing.progress_folder import saved_steps
 
 T = TypeVar("T")
 
@@ -219,7 +219,7 @@ class Outcomes:
         size = _of_any_phase(folder, estimates.checkpoint_bytes)
         rate = _of_any_phase(folder, estimates.seconds_per_step)
         forecast = self._forecast(run, phase.name) if steps != 0 and size is None else None
-        kept = phase.train.keep if found.restarts or not _has_steps(folder) else 1
+        kept = phase.train.keep if found.restarts or not has_steps(folder) else 1
         if steps == 0:
             written: int | None = 0
         elif size is not None:
@@ -298,10 +298,6 @@ def _origin(run: RunConfig) -> tuple[int, int]:
         return 0, 0
     position = read_position(read(state, "state", verify=False), "state.json")
     return position.step, position.samples
-
-
-def _has_steps(folder: Path) -> bool:
-    return bool(saved_steps(folder / "progress")) or is_published(folder / "checkpoint")
 
 
 def _of_any_phase(folder: Path, measure: Callable[[Path], T | None]) -> T | None:

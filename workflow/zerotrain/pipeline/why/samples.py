@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotrain.artifact import MANIFEST
 from zerotrain.config.image_options import WHITE
+from zerotrain.config.suggestions import join_first
 from zerotrain.data.captions import prepare_captions
 from zerotrain.data.crop import centre_crop, limit_pixels
 from zerotrain.data.dataset import Dataset, Sample, caption_sha256, choose_split, read_dataset
@@ -182,10 +184,8 @@ class _Look:
             return None
 
 
-def name_some(names: Sequence[str]) -> str:
-    """Name the first five, and count the others."""
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+name_some = partial(join_first, limit=NAMES_SHOWN)
+"""Name the first five, and count the others."""
 
 
 def count(number: int, what: str) -> str:

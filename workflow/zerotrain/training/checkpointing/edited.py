@@ -74,7 +74,7 @@ def prepare_progress_folder(
         f"{_describe_change(progress, phase, step, changed)}: they are set aside as {stale}, and "
         "training restarts from the start of the phase. To restore them, write the former values "
         f"back and start again. To continue from step {step} with the new values: "
-        f"`zerotrain progress accept {_short_name(progress.parent)}`"
+        f"`zerotrain progress accept {'/'.join(progress.parent.parts[-2:])}`"
     ]
 
 
@@ -149,8 +149,3 @@ def _describe_change(progress: Path, phase: ResolvedPhase, step: int, changed: C
 def _describe_continuation(phase: ResolvedPhase, step: int, changed: Changes, why: str) -> str:
     values = "; ".join(conditions.format_changes(changed, MOST_LINES))
     return f"{phase.phase}: continues from step {step} with other values ({values}): {why}"
-
-
-def _short_name(phase: Path) -> str:
-    """Return a phase's name as `zerotrain progress accept` takes it."""
-    return "/".join(phase.parts[-2:])

@@ -16,8 +16,8 @@ from zerotrain import artifact
 from zerotrain.artifact import Artifact, file_sha256
 from zerotrain.artifact.manifest import read_manifest
 from zerotrain.artifact.verdicts import remembering
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.models.sizes import TRAINED
 from zerotrain.training.checkpointing import conditions
 

@@ -32,11 +32,11 @@ from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, RECORDS, Artifact, replacing, write_json
 from zerotrain.artifact.damage import find_damage
 from zerotrain.artifact.in_use import REMOVED, remove
+from zerotrain.artifact.layout import LOG as LOG
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing.conditions import check_content
-from zerotrain.training.reporting.files import LOG as LOG
 from zerotrain.training.reporting.validation_history import HISTORY, best_step, finished_step
 
 STOP = "stop"

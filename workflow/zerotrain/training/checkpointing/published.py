@@ -19,8 +19,8 @@ from typing import Any
 from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, RECORDS, Artifact
 from zerotrain.errors import PipelineError
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.launch.schedules import learning_rate
 from zerotrain.machine.output import print_message
 from zerotrain.state.position import TrainerState, read_position

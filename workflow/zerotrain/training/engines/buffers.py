@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
+from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.quantized_linear import QuantizedLinear
@@ -63,10 +64,9 @@ class Buffers:
         names = sorted({name for changed in ranks.gather(self.list_changed()) for name in changed})
         if not names:
             return
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         raise PipelineError(
             f"phase {phase.phase}: training changes {len(names)} buffer{'s' * (len(names) > 1)} of "
-            f"the model: {', '.join(names[:NAMED])}{more}; no checkpoint holds buffers, so a "
+            f"the model: {join_first(names, NAMED)}; no checkpoint holds buffers, so a "
             "resume or a switch would begin with the base's",
             hint="choose a base without running statistics (GroupNorm or LayerNorm in place of "
             "BatchNorm); where it is a rotary embedding's inv_freq, give the base's config.json "

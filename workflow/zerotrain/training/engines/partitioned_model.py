@@ -22,8 +22,8 @@ from zerotrain.models.trainable import check_same_parameters, choose_trained, tr
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import MASTER
 from zerotrain.state.state import FillPart, State, parts_of
+from zerotrain.training.engines.zero_corrections import point_to
 from zerotrain.training.engines.zero_engine import init_distributed
-from zerotrain.training.engines.zero_swap import point_to
 
 
 def load_partitioned(

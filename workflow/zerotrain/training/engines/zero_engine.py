@@ -32,9 +32,12 @@ from zerotrain.state.state import FillPart, parts_of
 from zerotrain.training.engines.deepspeed_start import import_muon, remember_processor
 from zerotrain.training.engines.engine import STEADY, describe_phase
 from zerotrain.training.engines.loss_scale import LossScale, clamp_state
-from zerotrain.training.engines.zero_clipping import clip_each_value
+from zerotrain.training.engines.zero_corrections import (
+    clip_each_value,
+    point_to,
+    read_gradients_through_aligned_memory,
+)
 from zerotrain.training.engines.zero_partitions import GroupPartitions, ParameterPartitions
-from zerotrain.training.engines.zero_swap import point_to, read_gradients_through_aligned_memory
 from zerotrain.training.optim.adam_bf16_states import AdamBf16States
 from zerotrain.training.optim.optimizer import (
     group_scalars,

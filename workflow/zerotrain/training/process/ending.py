@@ -21,8 +21,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.machine.child_process import supervisor_pid
 from zerotrain.machine.device import device_type
 from zerotrain.machine.disk_errors import DiskError

@@ -22,8 +22,8 @@ import torch
 
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
 from zerotrain.launch import pinned_memory
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.machine import compiled_ops
 from zerotrain.machine.output import print_message
 from zerotrain.training import ranks

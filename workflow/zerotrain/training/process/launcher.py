@@ -28,8 +28,8 @@ from accelerate.commands.launch import launch_command, launch_command_parser
 
 from zerotrain import artifact
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.machine import compiled_ops
 from zerotrain.machine.child_process import SUPERVISOR, end_with_parent, supervisor_mark
 from zerotrain.machine.output import print_message

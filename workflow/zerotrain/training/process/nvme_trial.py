@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from zerotrain.artifact import write_json
+from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.machine.child_process import end_with_parent
 from zerotrain.state.position import MASTER
 from zerotrain.state.state import parts_of

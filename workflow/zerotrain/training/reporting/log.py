@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from zerotrain.artifact.layout import LOG, PENDING, RESOURCES
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.memory_watch import (
     MemoryUse,
@@ -21,7 +22,6 @@ from zerotrain.machine.memory_watch import (
 )
 from zerotrain.machine.output import print_detail
 from zerotrain.training.reporting.display import Display, format_duration
-from zerotrain.training.reporting.files import LOG, PENDING, RESOURCES
 from zerotrain.training.reporting.trackers import open_trackers, points_of
 from zerotrain.training.step_time import PARTS, StepTime
 

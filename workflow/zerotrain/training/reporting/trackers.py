@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 
 from accelerate import tracking
 
+from zerotrain.artifact.layout import LOG
 from zerotrain.config.trackers import TENSORBOARD, chosen_trackers
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.training.reporting.files import LOG
 
 LAST_STEP = "last_step.json"
 """File in TensorBoard's folder: the last step of which its files have every point."""

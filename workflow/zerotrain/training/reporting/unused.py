@@ -13,10 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from zerotrain.config.families import FAMILIES
+from zerotrain.config.suggestions import join_first
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training import ranks
-from zerotrain.training.engines.ddp_buckets import look_for_unused
 from zerotrain.training.engines.engine import Engine
+from zerotrain.training.engines.torch_engine import look_for_unused
 from zerotrain.training.reporting.log import Log
 
 NAMED = 5
@@ -60,7 +61,6 @@ class UnusedParameters:
         again = isinstance(self._model, DistributedDataParallel)
         if isinstance(self._model, DistributedDataParallel):
             look_for_unused(self._model)
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         looks = "; DDP looks for them at every step" if again else ""
         if _is_expected(names, phase.family):
             log.say(
@@ -70,7 +70,7 @@ class UnusedParameters:
             return again
         log.say(
             f"phase {phase.phase}: the loss does not depend on {len(names)} of the trained "
-            f"parameters: {', '.join(names[:NAMED])}{more}{looks}; weight decay alone changes them "
+            f"parameters: {join_first(names, NAMED)}{looks}; weight decay alone changes them "
             "(name them in frozen_parameters, or set launch.find_unused_parameters: true)"
         )
         return again

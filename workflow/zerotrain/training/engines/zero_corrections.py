@@ -1,4 +1,5 @@
-"""Correct swapping to a disk under ZeRO: a separate folder, and gradients that are read back."""
+"""What DeepSpeed lacks or does wrong: clipping of each gradient value, and swapping to a disk, with
+a separate folder and gradients that are read back."""
 
 from __future__ import annotations
 
@@ -7,6 +8,26 @@ from typing import Any
 
 import torch
 from deepspeed.runtime.swap_tensor.utils import swap_in_tensors
+
+
+def clip_each_value(zero: Any, bound: float, stage: int) -> None:
+    """Make a ZeRO optimizer clamp every value of its gradients to [-bound, bound].
+
+    DeepSpeed (0.19) passes each partition of the averaged, accumulated float32 gradient through
+    `unscale_and_clip_grads` right before its step, after the check for infinite values. Its own
+    clipping by norm must be off: gradient_clipping 0.
+    """
+    unscale = zero.unscale_and_clip_grads
+
+    def unscale_and_clamp(partitions: Any, total_norm: Any) -> None:
+        unscale(partitions, total_norm)
+        if stage == 3:  # its argument is the number of a sub-group
+            partitions = [zero.fp32_partitioned_groups_flat[partitions].grad]
+        for partition in partitions:
+            for gradient in partition if isinstance(partition, list) else [partition]:
+                gradient.data.clamp_(-bound, bound)
+
+    zero.unscale_and_clip_grads = unscale_and_clamp
 
 
 def point_to(config: dict[str, Any], swap: Path) -> None:
