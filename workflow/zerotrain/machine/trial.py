@@ -10,7 +10,7 @@ from pathlib import Path
 
 from zerotrain.errors import PipelineError
 
-SECONDS = 5
+SECONDS = 4
 MEMORY = 2**30
 """Bytes that the call may take."""
 OUT_OF_MEMORY = 3
