@@ -1,8 +1,8 @@
 """Read damaged inputs with limits of time and memory, and list what is no sentence.
 
 As a program it does so for a reader of template_readers.py: `python -m tests.hostile.fuzzing READER
-FOLDER COUNT SEED` prints the findings as JSON. A chat template is tried in a fork of the process
-that reads it, and a process with torch forks five times as slowly as one without.
+FOLDER COUNT SEED` prints the findings as JSON. Each chat template has a fork of the process that
+reads it, and a process with torch forks five times as slowly as one without.
 """
 
 from __future__ import annotations
