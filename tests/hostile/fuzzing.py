@@ -43,15 +43,15 @@ def _raise_hang(*_: object) -> None:
 
 
 @contextlib.contextmanager
-def limits() -> Iterator[None]:
-    """End the block with an error after SECONDS or at BYTES more memory."""
+def limits(seconds: int) -> Iterator[None]:
+    """End the block with an error after so many seconds or at BYTES more memory."""
     signal.signal(signal.SIGALRM, _raise_hang)
-    faulthandler.dump_traceback_later(4 * SECONDS, exit=True)  # of code that no signal interrupts
+    faulthandler.dump_traceback_later(4 * seconds, exit=True)  # of code that no signal interrupts
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     taken = pages * resource.getpagesize()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (taken + BYTES, hard))
-    signal.alarm(SECONDS)
+    signal.alarm(seconds)
     try:
         yield
     finally:
@@ -60,7 +60,9 @@ def limits() -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def fuzz(name: str, reader: Reader, folder: Path, count: int, seed: int) -> Counter[str]:
+def fuzz(
+    name: str, reader: Reader, folder: Path, count: int, seed: int, seconds: int = SECONDS
+) -> Counter[str]:
     """Read damaged inputs; where other errors than PipelineError were raised, and how often.
 
     Args:
@@ -69,6 +71,7 @@ def fuzz(name: str, reader: Reader, folder: Path, count: int, seed: int) -> Coun
         folder: An empty folder. If an input ends the process, it is left there.
         count: Number of inputs.
         seed: Input number n of a seed is always the same.
+        seconds: Longest time of an input.
     """
     whole, tried = folder / "whole", folder / "tried"
     whole.mkdir()
@@ -89,7 +92,7 @@ def fuzz(name: str, reader: Reader, folder: Path, count: int, seed: int) -> Coun
         changed.unlink()
         changed.write_bytes(damaged(draw, chosen.name, chosen.read_bytes()))
         try:
-            with limits():
+            with limits(seconds):
                 reader.read(tried, changed)
         except PipelineError:
             refused += 1

@@ -15,7 +15,14 @@ from tests.hostile.template_readers import TEMPLATE_READERS
 
 ROOT = Path(__file__).parents[2]
 COUNT = int(os.environ.get("FUZZ_COUNT", "100"))
+ALL = {**READERS, **TEMPLATE_READERS}
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "DeepSpeed checkpoint"])
+def test_a_corpus_of_damaged_files(name: str, tmp_path: Path) -> None:
+    """Always the same few of each reader; DeepSpeed's engine takes long to write whole ones."""
+    assert fuzz(name, ALL[name], tmp_path, count=20, seed=0, seconds=60) == {}
 
 
 @pytest.mark.slow
