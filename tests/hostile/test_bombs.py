@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -229,4 +231,20 @@ def test_a_confined_call_returns_or_raises() -> None:
     assert called("a") == "b" * 10**6
     called.close()
     assert called("a") == "b" * 10**6
+    called.close()
+
+
+def test_a_call_that_is_left_answers_no_other() -> None:
+    """A signal whose handler raises; the next call gets its own answer."""
+    called = Confined(lambda text: time.sleep(float(text)) or text, "call")
+
+    def leave(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, leave)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        called("1")
+    signal.signal(signal.SIGALRM, before)
+    assert called("0") == "0"
     called.close()

@@ -29,7 +29,7 @@ class Confined:
     """A function of texts, called in a fork of the process that calls it.
 
     The fork waits for the next call. It has a limit of address space and an alarm, which ends it in
-    any code; the next call has a new one.
+    any code; the next call has a new one. One thread calls at a time.
 
     Args:
         call: Takes no lock that another thread can hold, since only this thread is in the fork.
@@ -57,6 +57,9 @@ class Confined:
             answer = self._pipe.recv_bytes()
         except (EOFError, OSError):
             raise self._ended() from None
+        except BaseException:
+            self.close()  # its answer would be taken for that to the next call
+            raise
         text = answer[1:].decode("utf-8", "surrogatepass")
         if answer[:1] == RAISED:
             raise RaisedError(text)
