@@ -81,7 +81,7 @@ SAID = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 400000
     ],
 )
 def test_too_little_memory_is_no_damage(block: Any, tmp_path: Path) -> None:
-    """Nobody is told to download a whole model again."""
+    """No sentence asks to download a whole model again."""
     with pytest.raises(RuntimeError, match="can't allocate memory"), block(tmp_path):
         raise RuntimeError(SAID)
 

@@ -153,7 +153,7 @@ def evaluate_without_memory_for_weights(run: Path) -> tuple[int, str]:
     child = os.fork()
     if child == 0:
         os.dup2(writing, 2)
-        sys.stderr = open(2, "w")  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115
         signal.alarm(60)
         torch.set_num_threads(1)  # the parent's threads have not come along
         load = pipelines.from_pretrained
