@@ -246,6 +246,21 @@ def test_a_broken_config_or_run_yaml_does_not_hide_the_rest(project: Path, here:
     assert report.facts["run"]["last_phase"]["newest_checkpoint"]["step"] == 5
 
 
+@pytest.mark.parametrize(
+    "content", ["a: [", "run: *x", "[" * 3000, "\x00", "run: other\nbase: 7\n"]
+)
+def test_another_broken_file_of_config_does_not_hide_the_run(
+    project: Path, here: Any, content: str
+) -> None:
+    """Only the run's own file is read."""
+    run_of(project, project)
+    (project / "config" / "cats.yaml").write_text(content)
+    (project / "config" / "dogs.yaml").write_bytes(b"run: \xff")
+    report = examine("tiny")
+    assert not any("cats" in problem or "dogs" in problem for problem in report.problems)
+    assert report.facts["run"]["last_phase"]["newest_checkpoint"]["step"] == 5
+
+
 def test_an_unknown_run_is_refused(project: Path, here: Any) -> None:
     """With the runs that are there."""
     with pytest.raises(PipelineError, match="has the run dogs"):

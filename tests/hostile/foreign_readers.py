@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import save_file
 from tests.builders.processes import run_ranks
 from tests.hostile.reader import Reader
+from tests.hostile.template_readers import CHATML, use_tokenizer
 
-from zerotrain.data.conversation import Message
 from zerotrain.importers.command_line import import_command
 from zerotrain.importers.files import reading_only
 from zerotrain.importers.reading import ImportOptions, import_file
@@ -26,7 +26,6 @@ from zerotrain.importers.write import config_text, report
 from zerotrain.models.base import check_config, check_model_index, layout_of
 from zerotrain.models.families import load_family
 from zerotrain.models.families.language_nano import train_tokenizer
-from zerotrain.models.families.tokens import answer_start, causal_tokens, end_tokens
 from zerotrain.models.pretrained import from_pretrained
 from zerotrain.state.external import open_external, write_universal
 from zerotrain.state.external.adapter_files import check_settings, from_kohya
@@ -35,48 +34,11 @@ from zerotrain.state.show import show
 
 ROOT = Path(__file__).parents[2]
 LANGUAGE, SDXL = load_family("causal_lm"), load_family("sdxl")
-TALK = [
-    Message("system", "be brief"), Message("user", "1+2="), Message("assistant", "3"),
-    Message("user", "2+2="), Message("assistant", "4"),
-]  # fmt: skip
-CHATML = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m['content'] | trim }}<|end|>\n{% endfor %}"
-    "{%- if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-TEMPLATES = {
-    "chatml": CHATML,
-    "phi": CHATML.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}"),
-    "thinking": CHATML.replace(
-        "{{ m['content']",
-        "{% if loop.last and m.role == 'assistant' %}<think>{% endif %}{{ m.content",
-    ),
-    "dated": "{% set date = strftime_now('%d %b %Y') %}Today is {{ date }}\n" + CHATML,
-    "strict": "{% if messages[0].role == 'x' %}{{ raise_exception('no x') }}{% endif %}"
-    "{% macro turn(m) %}{{ '<' + m.role + '>' ~ m.content }}{% endmacro %}"
-    "{% for m in messages %}{{ turn(m) }}{{ loop.index0 % 2 }}\n{% endfor %}"
-    "{{ '<assistant>' if add_generation_prompt }}",
-}
-"""What the templates of published models do."""
 
 
 @functools.cache
 def _tokenizer() -> Any:
     return train_tokenizer([], seq2seq=False)
-
-
-def _write_templates(folder: Path) -> None:
-    for name, template in TEMPLATES.items():
-        (folder / f"{name}.jinja").write_text(template, encoding="utf-8")
-
-
-def _read_template(_: Path, file: Path) -> None:
-    tokenizer = _tokenizer()
-    tokenizer.chat_template = file.read_text(encoding="utf-8", errors="replace")
-    _use(tokenizer)
-
-
-def _use(tokenizer: Any) -> None:
-    causal_tokens(tokenizer, TALK, 100), end_tokens(tokenizer), answer_start(tokenizer)
 
 
 def _write_tokenizer(folder: Path) -> None:
@@ -85,7 +47,7 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def _read_tokenizer(folder: Path, _: Path) -> None:
-    _use(LANGUAGE.load_tokenizer(folder))
+    use_tokenizer(LANGUAGE.load_tokenizer(folder))
 
 
 def _write_base(folder: Path) -> None:
@@ -299,7 +261,6 @@ def _read_launch(folder: Path, file: Path) -> None:
 
 
 FOREIGN_READERS: dict[str, Reader] = {
-    "chat template": Reader(_write_templates, _read_template),
     "tokenizer": Reader(_write_tokenizer, _read_tokenizer),
     "base": Reader(_write_base, _read_base),
     "adapter": Reader(_write_adapters, _read_adapter),

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import yaml
 
 VALUES: list[Any] = [
@@ -141,17 +140,19 @@ def damage_header(draw: random.Random, content: bytes) -> bytes:
 
 def damage_pickle(draw: random.Random, content: bytes) -> bytes:
     """Damage a value in a file of torch.save, which a program then writes with right checksums."""
+    import torch  # the other files need none
+
+    tensors = (
+        torch.ones(()), torch.ones(3), torch.zeros(0, 2), torch.ones(2, 2, dtype=torch.int64),
+        torch.tensor([True]), torch.full((2, 3), float("nan"), dtype=torch.float16),
+        torch.ones(1) * 1j,
+    )  # fmt: skip
     document = torch.load(io.BytesIO(content), weights_only=False)
     saved = io.BytesIO()
-    torch.save(damage_value(draw, document, [*VALUES, *TENSORS]), saved)
+    torch.save(damage_value(draw, document, [*VALUES, *tensors]), saved)
     return saved.getvalue()
 
 
-TENSORS = (
-    torch.ones(()), torch.ones(3), torch.zeros(0, 2), torch.ones(2, 2, dtype=torch.int64),
-    torch.tensor([True]), torch.full((2, 3), float("nan"), dtype=torch.float16), torch.ones(1) * 1j,
-)  # fmt: skip
-"""What stands in a pickle where something else should."""
 SUFFIXES: dict[tuple[str, ...], list[Callable[[random.Random, bytes], bytes]]] = {
     (".yaml", ".json", ".toml", ".sh", ".jsonl", ".csv", ".jinja"): [damage_lines],
     (".json",): [damage_json] * 4,

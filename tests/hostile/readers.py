@@ -125,6 +125,7 @@ def _read_lineage(folder: Path, _: Path) -> None:
 
 
 READERS: dict[str, Reader] = {
+    **FOREIGN_READERS,  # first, as they take longest
     "configuration": Reader(_copy("config/config.yaml", "config/sums.yaml"), _read_config),
     "run.yaml": Reader(_write_run_yaml, _read_run_yaml),
     "lock": Reader(_write_lock, _read_lock),
@@ -134,5 +135,4 @@ READERS: dict[str, Reader] = {
     "safetensors": Reader(_write_header, lambda _, file: read_header(file)),
     "lineage": Reader(_write_lineage, _read_lineage, "**/*.json"),
     **DATA_READERS,
-    **FOREIGN_READERS,
 }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import signal
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -17,7 +20,7 @@ from PIL import Image
 
 from zerotrain.config.parameter_patterns import check_pattern_matches
 from zerotrain.errors import PipelineError
-from zerotrain.machine.trial import try_out
+from zerotrain.machine.confined import Confined, RaisedError
 from zerotrain.models.pretrained import MOST_LAYERS, check_depth, from_config, from_pretrained
 from zerotrain.state.external import pickles
 
@@ -184,12 +187,16 @@ def test_a_catastrophic_pattern_is_one_sentence() -> None:
 @pytest.mark.parametrize(
     ("template", "limit"),
     [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "1 s"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "0.5 s"),
         ("{{ 'a' * 2 ** 33 }}", "1 GiB of memory"),
     ],
 )
-def test_a_chat_template_ends(template: str, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither loops in loops nor a text of 8 GiB is a reason to wait or to be killed."""
+@pytest.mark.parametrize("turns", [1, 3])
+def test_a_chat_template_ends(
+    template: str, limit: str, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither loops in loops nor a text of 8 GiB is a reason to wait or to be killed, also where a
+    template does so only once conversations are longer."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
@@ -197,14 +204,47 @@ def test_a_chat_template_ends(template: str, limit: str, monkeypatch: pytest.Mon
     from zerotrain.data.conversation import Message
     from zerotrain.models.families import tokens
 
-    monkeypatch.setattr(tokens, "try_out", lambda call, what: try_out(call, what, seconds=1))
+    monkeypatch.setattr(tokens, "Confined", lambda call, what: Confined(call, what, seconds=0.5))
+    monkeypatch.setattr(tokens, "_RENDERER", {})
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a")))
-    tokenizer.chat_template = template
-    with pytest.raises(PipelineError, match=f"the chat template takes more than {limit}"):
-        tokens.causal_prompt(tokenizer, [Message("user", "hello")])
+    tokenizer.chat_template = f"{{% if messages | length >= {turns} %}}{template}{{% endif %}}"
+    if turns == 3:
+        assert tokens.causal_prompt(tokenizer, [Message("user", "hello")]) == []
+    talk = [Message("user", "hello"), Message("system", "be brief"), Message("user", "hello")]
+    for _ in range(2):
+        with pytest.raises(PipelineError, match=f"the chat template takes more than {limit}"):
+            tokens.causal_prompt(tokenizer, talk)
 
 
-def test_a_trial_leaves_a_call_alone() -> None:
-    """What ends within its limits is called again by the caller, who sees its result or error."""
-    try_out(lambda: 1 / 0, "call")
-    try_out(lambda: bytearray(2**20), "call")
+def test_a_confined_call_returns_or_raises() -> None:
+    """Its text, or that of its error; then it is called again, here and in a fork of this process,
+    and ends with it."""
+    called = Confined(lambda text: {"a": "b", "\ud800": "\udfff"}[text] * 10**6, "call")
+    assert called("a") == "b" * 10**6
+    with pytest.raises(RaisedError, match="'c'"):
+        called("c")
+    assert called("\ud800")[0] == "\udfff"
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if called("a") == "b" * 10**6 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert called("a") == "b" * 10**6
+    called.close()
+    assert called("a") == "b" * 10**6
+    called.close()
+
+
+def test_a_call_that_is_left_answers_no_other() -> None:
+    """A signal whose handler raises; the next call gets its own answer."""
+    called = Confined(lambda text: time.sleep(float(text)) or text, "call")
+
+    def leave(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, leave)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        called("1")
+    signal.signal(signal.SIGALRM, before)
+    assert called("0") == "0"
+    called.close()

@@ -76,6 +76,13 @@ def test_simpletuners_command_with_an_open_quote() -> None:
     assert "is not there" in refused(import_command, "simpletuner train --env " + "x" * 999).what
 
 
+def test_a_command_without_arguments() -> None:
+    """Of an example whose DeepSpeed file is not named."""
+    program = "examples/peft_lora_seq2seq_accelerate_ds_zero3_offload.py"
+    found = import_command(f"accelerate launch {program}")
+    assert found.values["launch.preset"] == "torch"
+
+
 def test_parquet_whose_text_is_not_unicode(tmp_path: Path) -> None:
     """The bytes of a string are not checked when the file is opened."""
     offsets, data = pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xe9")

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import os
+import resource
+import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from tests.builders.images import make_image_config, prepare_inputs
 from tests.builders.states import make_position
 
-from zerotrain import artifact
+from zerotrain import artifact, cli
 from zerotrain.artifact import link_or_copy
 from zerotrain.cache.reader import read_cache
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation import images
+from zerotrain.models.families import pipelines
 from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.stages.evaluate import EvaluateSettings, evaluate, finite
 from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -124,6 +132,53 @@ def test_an_evaluation_can_be_repeated_bit_for_bit(run):
         artifact.read(run / "first", "evaluation").identity
         == artifact.read(run / "second", "evaluation").identity
     )
+
+
+def test_a_limit_of_memory_is_a_sentence(run):
+    """Where the weights are loaded; the evaluation of before stays."""
+    before = run_stage(run, "limited", judge="none", prompts=["a dark wall"])
+    whole = artifact.read(run / "limited", "evaluation").identity
+    code, said = evaluate_without_memory_for_weights(run)
+    assert code == 2, said
+    assert "ERROR: memory is used up, or limited: " in said
+    assert "Hint: see `ulimit -v`" in said
+    assert artifact.read(run / "limited", "evaluation").identity == whole
+    assert json.loads((run / "limited.json").read_text()) == before
+
+
+def evaluate_without_memory_for_weights(run: Path) -> tuple[int, str]:
+    """Evaluate in a fork that may take one more megabyte of address space once it loads weights of
+    eight; exit code of the command line, and what it prints."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(writing, 2)
+        sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115
+        signal.alarm(60)
+        torch.set_num_threads(1)  # the parent's threads have not come along
+        load = pipelines.from_pretrained
+
+        def load_limited(*words: Any, **options: Any) -> Any:
+            gc.collect()  # earlier weights, whose place these would take
+            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+            limit = pages * resource.getpagesize() + 2**20
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            return load(*words, **options)
+
+        pipelines.from_pretrained = load_limited
+        cli.command_line = lambda words: lambda: run_stage(run, "limited", judge="none")
+        code: Any = 1
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as stream:
+        said = stream.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
 
 
 def test_without_a_judge_nothing_is_judged(run):

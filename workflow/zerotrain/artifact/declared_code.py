@@ -20,7 +20,7 @@ WITHOUT_EFFECT = (
     *_files("config/", "families launch objective section suggestions training"),
     *_files("data/", "conversation dataset"),
     *_files("launch/", "files"),
-    *_files("machine/", "child_process compiled_ops memory_watch trial"),
+    *_files("machine/", "child_process compiled_ops confined memory_watch"),
     *_files("models/", "pretrained"),
     *_files(
         "models/families/",

@@ -6,7 +6,6 @@ Imports stand inside the commands: a stage that needs no torch does not wait for
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -55,11 +54,6 @@ LESS_MEMORY = {
     "generate": "lower --max-new-tokens or -n, or end what else is on the device",
 }
 """What takes less of the device's memory, by command."""
-HOST_MEMORY = re.compile(
-    r"can't allocate memory|Cannot allocate memory|std::bad_alloc|"
-    r"Unable to allocate .* for an array|failed to map segment from shared object"
-)
-"""What the system, torch, C++ and numpy say. The last is a library that is loaded."""
 
 
 def _print_version(asked: bool) -> None:
@@ -171,19 +165,14 @@ def _as_user_error(error: Exception) -> PipelineError | None:
         name = next((word for word in sys.argv[1:] if word in COMMANDS), "zerotrain")
         return device_out_of_memory(name, error, hint=LESS_MEMORY.get(name, "take a larger device"))
     from zerotrain.machine.disk_errors import explain
+    from zerotrain.machine.memory_errors import find_out_of_memory
 
-    return explain(error) or _host_out_of_memory(error)
-
-
-def _host_out_of_memory(error: BaseException | None) -> PipelineError | None:
-    """Return the sentence for a limit of memory, which libraries report in words of their own."""
-    while error is not None:
-        message = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, MemoryError) or HOST_MEMORY.search(message):
-            return PipelineError(
-                f"memory is used up, or limited: {message}",
-                hint="see `ulimit -v` and what else runs here, or take a machine or a job with "
-                "more memory; then run the same command again",
-            )
-        error = error.__cause__ or error.__context__
-    return None
+    if found := explain(error):
+        return found
+    if (message := find_out_of_memory(error)) is None:
+        return None
+    return PipelineError(
+        f"memory is used up, or limited: {message}",
+        hint="see `ulimit -v` and what else runs here, or take a machine or a job with more "
+        "memory; then run the same command again",
+    )

@@ -61,7 +61,7 @@ def decode(data: bytes, background: str = "#ffffff") -> Image.Image:
         if image.has_transparency_data:
             return _over(image, background)
         return image if image.mode == "RGB" else image.convert("RGB")
-    except BadImageError:
+    except (BadImageError, MemoryError):
         raise
     except UnidentifiedImageError as error:
         raise BadImageError(_name_other_format(data)) from error
@@ -99,6 +99,8 @@ def read_size(data: bytes) -> tuple[int, int]:
         with Image.open(io.BytesIO(data), formats=[*FORMATS]) as image:
             turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= FIRST_TURNED
             return image.size[::-1] if turned else image.size
+    except MemoryError:
+        raise
     except Exception as error:  # Pillow's plugins raise any error on broken files
         raise BadImageError(f"unreadable image ({error or type(error).__name__})") from error
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
+from zerotrain.machine.memory_errors import find_out_of_memory
 
 REFUSED = "trust_remote_code"
 """A word of the message of transformers about code that it would have to run."""
@@ -164,7 +165,7 @@ def loading(place: str) -> Iterator[None]:
 
 def _is_of_file(error: BaseException) -> bool:
     """Return whether an error can be of a file's content, rather than of the machine."""
-    if isinstance(error, PipelineError | MemoryError | ImportError):
+    if isinstance(error, PipelineError | ImportError) or find_out_of_memory(error):
         return False
     if isinstance(error, OSError) and error.errno is not None:
         return False

@@ -18,6 +18,7 @@ from zerotrain.artifact.verdicts import remembering
 from zerotrain.config.families import FAMILIES
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats import kohya_reading, ldm
+from zerotrain.machine.memory_errors import find_out_of_memory
 from zerotrain.models.families import Family, adapters, load_family
 from zerotrain.models.families.diffusion import DiffusionFamily
 from zerotrain.models.families.layouts import MODEL_INDEX
@@ -221,6 +222,8 @@ def name_file_in_errors(file: Path) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise  # the device is full; this is not about the file
     except (RuntimeError, ValueError, KeyError) as error:
+        if find_out_of_memory(error):
+            raise
         what = str(error).strip().rpartition("\n")[2].strip()
         raise PipelineError(
             f"{file}: does not fit the base ({what})",

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from zerotrain.artifact.tensor_file import open_tensors, same_bits, write_tensor_file
 from zerotrain.errors import PipelineError
+from zerotrain.machine.memory_errors import find_out_of_memory
 from zerotrain.models.pretrained import DamagedModelError
 
 DISK = "look at the disk and its room; nothing was published"
@@ -118,4 +119,6 @@ def report_load_errors(folder: Path) -> Iterator[None]:
     except DamagedModelError as error:
         raise PipelineError(f"{folder}: does not load again: {error.what}", hint=DISK) from error
     except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
+        if find_out_of_memory(error):
+            raise
         raise PipelineError(f"{folder}: does not load again: {error}", hint=DISK) from error

@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from zerotrain.errors import PipelineError
+from zerotrain.machine.memory_errors import find_out_of_memory
 from zerotrain.models.pretrained import from_config, from_pretrained
 
 LENGTH = 8
@@ -48,6 +49,8 @@ def check_packable(base: Path) -> None:
     try:
         seen = _difference(config)
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        if find_out_of_memory(error):
+            raise
         raise PipelineError(
             f"train.packing: a small {kind.__name__} could not be asked whether the examples of a "
             f"row see each other ({error})",

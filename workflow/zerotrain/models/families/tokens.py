@@ -12,15 +12,14 @@ as when its answer is generated.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-
 from zerotrain.data.conversation import PROMPT
 from zerotrain.errors import PipelineError
-from zerotrain.machine.trial import try_out
+from zerotrain.machine.confined import Confined, RaisedError
 from zerotrain.models.families import Tokens
 from zerotrain.models.pretrained import loading
 
@@ -40,8 +39,8 @@ CLOCK = (
     + " }}{% endmacro %}"
 )
 """Put before a template, it replaces transformers' function that returns the current date."""
-_TRIED: set[str] = set()
-"""The templates that have ended once in this process: a template of others can loop forever."""
+_RENDERER: dict[tuple[str, str], Confined] = {}
+"""The last template, in a process of its own: one of others can loop forever, at any turn."""
 
 
 def causal_tokens(tokenizer: Any, messages: Sequence[Message], max_length: int) -> Tokens | None:
@@ -170,21 +169,35 @@ def _around_answer(tokenizer: Any) -> tuple[str, str]:
 def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]], *, question: bool) -> str:
     turns = [{"role": role, "content": content} for role, content in messages]
     try:
-        template = tokenizer.get_chat_template()
-        if "strftime_now" in template:
-            template = CLOCK + template
-        options = {"chat_template": template, "tokenize": False, "add_generation_prompt": question}
-        if template not in _TRIED:
-            try_out(lambda: tokenizer.apply_chat_template(turns, **options), "chat template")
-            _TRIED.add(template)
-        rendered: str = tokenizer.apply_chat_template(turns, **options)
-    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+        return _renderer(tokenizer)(json.dumps([turns, question]))
+    except (RaisedError, ValueError, TypeError) as error:
         raise PipelineError(
             "the tokenizer's chat template takes no turns of "
             f"{', '.join(role for role, _ in messages)}: {error}",
             hint="give it turns that it takes, or another template next to the base's tokenizer",
         ) from error
-    return rendered
+
+
+def _renderer(tokenizer: Any) -> Confined:
+    """Return a function that renders turns, with or without what an answer begins with."""
+    template = tokenizer.get_chat_template()
+    if "strftime_now" in template:
+        template = CLOCK + template
+    key = (template, str(tokenizer.special_tokens_map))
+    if key not in _RENDERER:
+
+        def render(given: str) -> str:
+            turns, question = json.loads(given)
+            rendered: str = tokenizer.apply_chat_template(
+                turns, chat_template=template, tokenize=False, add_generation_prompt=question
+            )
+            return rendered
+
+        for other in _RENDERER.values():
+            other.close()
+        _RENDERER.clear()
+        _RENDERER[key] = Confined(render, "chat template")
+    return _RENDERER[key]
 
 
 def _plain_ids(tokenizer: Any, text: str) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from zerotrain.errors import PipelineError
+from zerotrain.machine.memory_errors import find_out_of_memory
 
 AGAIN = "copy the checkpoint again, or use an older one"
 STEP_FILES = ("trainer_state.json", "training_state.json")
@@ -34,6 +35,8 @@ def reading(folder: Path) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as e:
+        if find_out_of_memory(e):
+            raise
         cause = " ".join(str(e).split())[:200]
         raise PipelineError(
             f"{folder}: a value in its files is missing, or has another type or size "

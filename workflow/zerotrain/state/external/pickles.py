@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from zerotrain.errors import PipelineError
+from zerotrain.machine.memory_errors import find_out_of_memory
 from zerotrain.state.external import records
 
 
@@ -114,6 +115,8 @@ def load(path: Path, *, trust_pickle: bool = False) -> Any:
         if not trust_pickle:
             raise _refusal(path, error) from error
     except Exception as error:  # damaged bytes can raise anything
+        if find_out_of_memory(error):
+            raise
         raise _unreadable(path, error) from error
     else:
         _check_sizes(path, loaded)
@@ -121,6 +124,8 @@ def load(path: Path, *, trust_pickle: bool = False) -> Any:
     try:
         return torch.load(path, weights_only=False, **arguments)
     except Exception as error:  # code in a pickle can raise anything
+        if find_out_of_memory(error):
+            raise
         raise _unreadable(path, error) from error
 
 

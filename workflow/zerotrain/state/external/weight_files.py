@@ -10,6 +10,7 @@ import torch
 
 from zerotrain.artifact import read_shard_names
 from zerotrain.errors import PipelineError
+from zerotrain.machine.memory_errors import find_out_of_memory
 from zerotrain.state.external import adapter_files
 from zerotrain.state.external.consistency import AGAIN
 from zerotrain.state.state import Shards
@@ -29,6 +30,8 @@ class SafeTensors(Mapping[str, torch.Tensor]):
             try:
                 opened = self._shards.open(path)
             except Exception as error:
+                if find_out_of_memory(error):
+                    raise
                 raise PipelineError(
                     f"{path}: missing, truncated or no safetensors file ({error})", hint=AGAIN
                 ) from error

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
+from zerotrain.machine import memory_errors
 
 DEVICE_MEMORY = "device_memory"
 HOST_MEMORY = "host_memory"
@@ -56,8 +57,7 @@ KNOWN = (
         "the host's memory is used up",
         "raise gradient_accumulation_steps, end what else runs here, or take a machine or a job "
         "with more memory; offload to the CPU needs 16 bytes a trained parameter",
-        r"DefaultCPUAllocator: can't allocate memory|std::bad_alloc|Cannot allocate memory|"
-        r"Unable to allocate .* for an array",
+        memory_errors.WORDS.pattern,
         (errno.ENOMEM,),
     ),
     Failure(
