@@ -2,10 +2,11 @@
 
     python benchmarks/gpu.py --out gpu.jsonl --minutes 5   # from the project's root
     python benchmarks/gpu.py --predict gpu.jsonl           # the planner's figures, on any machine
-    python benchmarks/gpu.py --dry-run                     # every measurement on a CPU, tiny
+    python benchmarks/gpu.py --dry-run                     # all measurements on a CPU, tiny
     python benchmarks/gpu.py --tune                        # defaults against other values, in turns
 
-Measurements run in the order of their importance, each in a process of its own with a time limit.
+Measurements run in the order of their importance, each in a process of its own with a time limit
+(gpu_processes.py).
 A line of JSON is appended to --out after each, a failure with the last lines of its error, so that
 a run that is cut keeps what it has, and the next does what is missing. See benchmarks/README.md.
 """
@@ -16,11 +17,10 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,12 +29,9 @@ import gpu_cases
 import gpu_inputs
 import gpu_tune
 from gpu_inputs import SMALL_UNET, Training
+from gpu_processes import MOST_LINES, OPS_SECONDS, Ops, Processes, append
 
-MOST_LINES = 25
-"""Of a failure's output."""
 RESERVE_SECONDS = 5
-OPS_SECONDS = 150
-"""Limit for DeepSpeed's ops to be compiled, which begins with the run."""
 
 
 @dataclass(frozen=True)
@@ -122,51 +119,20 @@ def finished(out: Path) -> dict[str, dict[str, Any]]:
     return {line["name"]: line for line in lines}
 
 
-def append(out: Path, line: dict[str, Any]) -> None:
-    """Append a line, and see that it is on the disk."""
-    with out.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(line) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+def machine_environment(nano: bool) -> dict[str, str]:
+    """Return variables that libraries read when they are loaded, as a training has them.
 
+    A tiny model is no faster on two cores, and far slower where other processes use them, too.
+    """
+    from zerotrain.stages.train_phase import ALLOCATOR
 
-class Ops:
-    """The compilation of DeepSpeed's ops, which runs while other things are measured."""
-
-    def __init__(self, out: Path, limit: float) -> None:
-        self._out, self._limit, self._began = out, limit, time.monotonic()
-        self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "zerotrain.machine.compiled_ops"],
-            stdout=self._log, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-        self.works: bool | None = None
-
-    def wait(self) -> bool:
-        """Wait until they are compiled; return whether they are."""
-        if self.works is None:
-            try:
-                code = self._process.wait(self._limit)
-            except subprocess.TimeoutExpired:
-                self.close()
-                code = -1
-            self.works = code == 0
-            self._log.seek(0)
-            said = self._log.read().splitlines()[-MOST_LINES:]
-            seconds = round(time.monotonic() - self._began, 1)
-            append(
-                self._out,
-                {"name": "compiled_ops", "ok": self.works, "seconds": seconds, "said": said},
-            )
-            print(f"DeepSpeed's ops: {'compiled' if self.works else said} ({seconds} s)")
-        return self.works
-
-    def close(self) -> None:
-        """End the compilers."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGTERM)
-            self._process.wait()
+    threads = "1" if nano else str(len(os.sched_getaffinity(0)))
+    return {
+        **ALLOCATOR,
+        **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
 
 
 def child_environment(one: Measurement, fallback: bool) -> dict[str, str]:
@@ -174,16 +140,10 @@ def child_environment(one: Measurement, fallback: bool) -> dict[str, str]:
     from zerotrain.launch import pinned_memory
     from zerotrain.machine import compiled_ops
     from zerotrain.machine.ports import free_port
-    from zerotrain.stages.train_phase import ALLOCATOR
 
-    threads = str(len(os.sched_getaffinity(0)))
     environment = {
         **os.environ,
         **compiled_ops.environment(),
-        **ALLOCATOR,
-        **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads),
-        "TOKENIZERS_PARALLELISM": "false",
-        "TRANSFORMERS_VERBOSITY": "error",
         "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
     }  # fmt: skip
@@ -194,32 +154,32 @@ def child_environment(one: Measurement, fallback: bool) -> dict[str, str]:
     return environment
 
 
-def measure(one: Measurement, nano: bool, limit: float, fallback: bool) -> dict[str, Any]:
+def run_named(name: str, folder: Path, nano: bool) -> None:
+    """Run a measurement in this process; write its result."""
+    result = NAMES[name].run(folder, nano)
+    (folder / gpu_cases.RESULT).write_text(json.dumps(result, default=str), encoding="utf-8")
+
+
+def measure(
+    processes: Processes, one: Measurement, nano: bool, limit: float, fallback: bool
+) -> dict[str, Any]:
     """Run a measurement in a process of its own; return its line."""
     began = time.monotonic()
     line: dict[str, Any] = {"name": one.name, "ok": False}
     with tempfile.TemporaryDirectory(prefix="gpu-") as name:
-        log = Path(name) / "log"
-        with log.open("w") as stream:
-            process = subprocess.Popen(
-                [sys.executable, __file__, "--child", one.name, name, *["--dry-run"] * nano],
-                stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
-                env=child_environment(one, fallback),
-            )  # fmt: skip
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            line["error"] = f"not finished after {limit:.0f} s"
-            code = None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        said = [text for text in log.read_text(errors="replace").splitlines() if text.strip()]
+        folder = Path(name)
+        code, said = processes.run(
+            run_named, limit, child_environment(one, fallback), one.name, folder, nano
+        )
         if code == 0:
-            line |= {"ok": True, **json.loads(said[-1])}
+            line |= {
+                "ok": True,
+                **json.loads((folder / gpu_cases.RESULT).read_text(encoding="utf-8")),
+            }
         else:
             line |= {"exit": code, "last_lines": said[-MOST_LINES:]}
+    if code is None:
+        line["error"] = f"not finished after {limit:.0f} s"
     if fallback:
         line["optimizer"] = "torch's AdamW on the host: DeepSpeed's did not compile"
     return {**line, "seconds": round(time.monotonic() - began, 1)}
@@ -255,8 +215,8 @@ def predict(out: Path) -> None:
                 "name": f"{name}:planner", "ok": True,
                 "device_mib": round(found.device / 2**20, 1),
                 "host_mib": round(found.host / 2**20, 1),
-                "tflop_per_step": round(found.flops / 1e12, 3),
-                "tflop_per_step_without_recomputation": round(plain * traced.batch / 1e12, 3),
+                "tflop_per_step": round(found.flops / 1e12, 6),
+                "tflop_per_step_without_recomputation": round(plain * traced.batch / 1e12, 6),
                 "parts": {
                     f"{part.where}: {part.name}": round(part.bytes / 2**20, 1)
                     for part in found.parts
@@ -309,6 +269,41 @@ def show(out: Path) -> None:
     print(*gpu_tune.table(known), sep="\n")
 
 
+def walk(chosen: Sequence[Measurement], options: argparse.Namespace, end: float) -> None:
+    """Measure what can be measured until a time, each line as soon as it is known."""
+    os.environ.update(machine_environment(options.dry_run))
+    nano, waiting = options.dry_run, [*chosen]
+    ops = Ops(options.out, end - time.monotonic() if nano else OPS_SECONDS)
+    try:
+        processes = Processes(nano, options.spawn)
+        while waiting:
+            one = waiting[0]
+            if ops.runs() and not options.tune:  # the GPU need not wait for the compilers
+                one = next((other for other in waiting if not other.needs_ops), one)
+            waiting.remove(one)
+            left = end - time.monotonic()
+            if left < (1 if nano else one.seconds):
+                print(f"{one.name}: skipped, {left:.0f} s are left", flush=True)
+                continue
+            fallback = one.needs_ops and not ops.wait()
+            # A dry run finds what is missing, not what is slow.
+            limit = end - time.monotonic() if nano else min(one.limit, end - time.monotonic())
+            line = measure(processes, one, nano, limit, fallback)
+            if "full_determinism: false" in " ".join(line.get("last_lines", [])):
+                # An operation has no deterministic kernel here: the next ones do without, too.
+                append(options.out, {**line, "name": f"{one.name}:deterministic"})
+                os.environ[gpu_inputs.NOT_DETERMINISTIC] = "1"
+                line = measure(processes, one, nano, min(limit, end - time.monotonic()), fallback)
+            append(options.out, line)
+            print(json.dumps(line)[:700], flush=True)
+    finally:
+        ops.close()
+    if nano:
+        code, said = processes.run(predict, 60 * options.minutes, os.environ, options.out)
+        if code != 0:
+            sys.exit("\n".join(["the planner failed:", *said[-MOST_LINES:]]))
+
+
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -321,12 +316,10 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="prepare the true sizes, train none")
     parser.add_argument("--predict", type=Path, metavar="FILE", help="add the planner's figures")
     parser.add_argument("--retry", action="store_true", help="repeat measurements that failed")
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--spawn", action="store_true", help="a new Python for each measurement")
     options = parser.parse_args()
     os.chdir(Path(__file__).parent.parent)
-    if options.child:
-        name, folder = options.child
-        gpu_cases.finish(NAMES[name].run(Path(folder), options.dry_run))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # end the processes
     if options.check:
         sys.exit(not check())
     if options.predict:
@@ -337,8 +330,9 @@ def main() -> None:
     if unknown := {*(options.only or "").split(",")} - {*NAMES, ""}:
         parser.error(f"--only {', '.join(sorted(unknown))}: known are {', '.join(NAMES)}")
     usual = TUNE if options.tune else ALL
-    if options.tune and options.dry_run:  # one round walks every arm
-        usual = tuple(one for one in TUNE if one.name.endswith(":1"))
+    if options.dry_run:  # one round walks every arm
+        first = tuple(one for one in TUNE if one.name.endswith(":1"))
+        usual = first if options.tune else (*ALL, *first)
     chosen = [NAMES[name] for name in options.only.split(",")] if options.only else usual
     done = finished(options.out)
     chosen = [
@@ -350,29 +344,8 @@ def main() -> None:
     print(f"{sum(one.seconds for one in chosen)} s in all, of {60 * options.minutes:.0f}")
     if options.list:
         return
-    ops = Ops(options.out, 60 * options.minutes if options.dry_run else OPS_SECONDS)
-    try:
-        for one in chosen:
-            left = 60 * options.minutes - (time.monotonic() - began) - RESERVE_SECONDS
-            if left < (1 if options.dry_run else one.seconds):
-                print(f"{one.name}: skipped, {left:.0f} s are left", flush=True)
-                continue
-            fallback = one.needs_ops and not ops.wait()
-            # A dry run finds what is missing, not what is slow.
-            limit = left if options.dry_run else min(one.limit, left)
-            line = measure(one, options.dry_run, limit, fallback)
-            if "full_determinism: false" in " ".join(line.get("last_lines", [])):
-                # An operation has no deterministic kernel here: the next ones do without, too.
-                append(options.out, {**line, "name": f"{one.name}:deterministic"})
-                os.environ[gpu_inputs.NOT_DETERMINISTIC] = "1"
-                left = 60 * options.minutes - (time.monotonic() - began) - RESERVE_SECONDS
-                line = measure(one, options.dry_run, min(limit, left), fallback)
-            append(options.out, line)
-            print(json.dumps(line)[:700], flush=True)
-    finally:
-        ops.close()
-    if options.dry_run:
-        predict(options.out)
+    if chosen:
+        walk(chosen, options, began + 60 * options.minutes - RESERVE_SECONDS)
     show(options.out)
     if options.dry_run and not all(line["ok"] for line in finished(options.out).values()):
         sys.exit(1)

@@ -12,7 +12,6 @@ import os
 import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -21,9 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from gpu_inputs import BASES, NANO_SIZE, SEED, Training, draw_weights, prepare, raw_config
+from gpu_processes import fork
 
 MIB = 2**20
-NANO_STEPS = 3
+RESULT = "result.json"
+"""File in which a process leaves what it has measured."""
+NANO_STEPS = 2
 FALLBACK = "GPU_BENCHMARK_WITHOUT_CPU_ADAM"
 
 
@@ -399,14 +401,8 @@ def measure_switch(folder: Path, nano: bool, change: dict[str, Any]) -> dict[str
         words.append((f"phase{number}", preset, begin, end, start))
         start = f"phase{number}/state"
     for name, preset, begin, end, before in words:
-        order = json.dumps([str(folder), name, preset, begin, end, before, nano, change])
-        done = subprocess.run(
-            [sys.executable, __file__, "phase", order],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(f"{name}: {done.stdout[-3000:]}")
-        found[name] = json.loads(done.stdout.splitlines()[-1])
+        fork(run_phase, folder, name, preset, (begin, end), before, nano, change)
+        found[name] = json.loads((folder / name / RESULT).read_text(encoding="utf-8"))
         if before:
             shutil.rmtree(folder / before)
         shutil.rmtree(folder / name / "progress")
@@ -422,29 +418,24 @@ def measure_switch(folder: Path, nano: bool, change: dict[str, Any]) -> dict[str
     }
 
 
-def run_phase(order: str) -> dict[str, Any]:
-    """Run one phase of the switch in this process."""
-    name_folder, name, preset, begin, end, before, nano, change = json.loads(order)
-    folder = Path(name_folder)
+def run_phase(
+    folder: Path,
+    name: str,
+    preset: str,
+    span: tuple[int, int],
+    before: str | None,
+    nano: bool,
+    change: dict[str, Any],
+) -> None:
+    """Run one phase of the switch in this process; write its result."""
     adapt_to_machine()
     case = Training("sdxl", preset, 256, 2, precision="no", checkpointing=False, change=change)
     inputs = folder / "inputs"
     shutil.rmtree(inputs / "launch", ignore_errors=True)
-    _, family = prepare(inputs, case, nano, end)
+    _, family = prepare(inputs, case, nano, span[1])
     (folder / name).mkdir(exist_ok=True)
     start = folder / before if before else None
-    found = train_to_end(folder / name, inputs, (begin, end), start, name in CONTINUED)
+    found = train_to_end(folder / name, inputs, span, start, name in CONTINUED)
     shapes = family.empty_model(inputs / "base").parameters()
-    return {**found, "parameters": sum(one.numel() for one in shapes)}
-
-
-def finish(result: dict[str, Any]) -> None:
-    """Print a result as the last line, and end without waiting for communication threads."""
-    print("\n" + json.dumps(result, default=str), flush=True)
-    sys.stderr.flush()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "phase":
-        finish(run_phase(sys.argv[2]))
+    found["parameters"] = sum(one.numel() for one in shapes)
+    (folder / name / RESULT).write_text(json.dumps(found), encoding="utf-8")

@@ -22,8 +22,8 @@ BASES = {
     "causal_lm": "Qwen/Qwen1.5-7B",
 }
 LORA_RANK = 32
-NANO_SIZE = 64
-"""Pixels, or tokens, of a dry run."""
+NANO_SIZE = 32
+"""Pixels, and tokens, of a dry run."""
 NOT_DETERMINISTIC = "GPU_BENCHMARK_NOT_DETERMINISTIC"
 SMALL_UNET = {"block_out_channels": [96, 192, 384], "attention_head_dim": [3, 6, 12]}
 """SDXL's U-Net with 0.3 of its channels."""
@@ -112,7 +112,7 @@ def write_base(folder: Path, case: Training, nano: bool) -> None:
         draft.content = {"family": case.family, "parts": {name: "drawn by a benchmark"}}
 
 
-def text_tensors(case: Training, config: dict[str, Any]) -> dict[str, Any]:
+def text_tensors(case: Training, config: dict[str, Any], nano: bool) -> dict[str, Any]:
     """Draw the embeddings of a caption."""
     import torch
 
@@ -125,7 +125,7 @@ def text_tensors(case: Training, config: dict[str, Any]) -> dict[str, Any]:
     else:
         return {"prompt_embeds": torch.randn(64, config["joint_attention_dim"])}
     return {
-        "prompt_embeds": torch.randn(tokens, width),
+        "prompt_embeds": torch.randn(NANO_SIZE if nano else tokens, width),
         "pooled_prompt_embeds": torch.randn(pooled),
     }
 
@@ -147,7 +147,7 @@ def write_image_cache(folder: Path, case: Training, config: dict[str, Any], nano
     latents = (
         {LATENTS: torch.randn(channels, size // scale, size // scale)} for _ in range(SAMPLES)
     )
-    texts = (text_tensors(case, config) for _ in range(SAMPLES + 1))
+    texts = (text_tensors(case, config, nano) for _ in range(SAMPLES + 1))
     publish_cache(folder, size, latents, texts, SAMPLES)
 
 

@@ -51,11 +51,14 @@ GROUPS: dict[str, Arms] = {
 
 
 def names(rounds: int = ROUNDS) -> list[tuple[str, Training | int | None]]:
-    """Return the name of each measurement with its arm, in the order of the turns."""
+    """Return the name of each measurement with its arm, in the order of the turns.
+
+    A run that is cut has whole rounds of all groups.
+    """
     return [
         (f"tune_{group}_{arm}:{number}", what)
-        for group, arms in GROUPS.items()
         for number in range(1, rounds + 1)
+        for group, arms in GROUPS.items()
         for arm, what in arms.items()
     ]
 

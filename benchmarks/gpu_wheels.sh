@@ -4,7 +4,7 @@
 #
 #     benchmarks/gpu_wheels.sh FOLDER [PYTHON_VERSION]     # 3.12 by default
 #
-# There: python3 -m pip install --no-index --no-deps --target SITE FOLDER/*.whl, and SITE in
+# There: python3 -m pip install --no-index --no-deps --no-compile --target SITE FOLDER/*.whl, and SITE in
 # PYTHONPATH. The versions and hashes are those of envs/constraints.txt.
 set -eu
 folder=${1:?usage: benchmarks/gpu_wheels.sh FOLDER [PYTHON_VERSION]}
