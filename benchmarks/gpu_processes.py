@@ -133,7 +133,7 @@ def work_alone(
 ) -> None:
     """Run a function with its environment and log; end without waiting for threads."""
     os.setsid()
-    with log.open("w") as stream:
+    with log.open("w", encoding="utf-8") as stream:
         for number in (1, 2):
             os.dup2(stream.fileno(), number)
     os.environ.clear()

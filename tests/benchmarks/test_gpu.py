@@ -54,7 +54,8 @@ def measured(bare: tuple[Path, dict[str, str]], *words: object, code: int = 0) -
 
 def lines_of(out: Path) -> dict[str, dict[str, Any]]:
     """Lines by their names."""
-    return {line["name"]: line for line in map(json.loads, out.read_text().splitlines())}
+    lines = out.read_text(encoding="utf-8").splitlines()
+    return {line["name"]: line for line in map(json.loads, lines)}
 
 
 @pytest.mark.slow

@@ -102,8 +102,8 @@ class Confined:
             except MemoryError:
                 os._exit(OUT_OF_MEMORY)
             except Exception as error:
-                said = str(error) or type(error).__name__
-                answer = RAISED + said.encode("utf-8", "surrogatepass")
+                printed = str(error) or type(error).__name__
+                answer = RAISED + printed.encode("utf-8", "surrogatepass")
             signal.setitimer(signal.ITIMER_REAL, 0)
             pipe.send_bytes(answer)
 
