@@ -102,8 +102,8 @@ class Confined:
             except MemoryError:
                 os._exit(OUT_OF_MEMORY)
             except Exception as error:
-                printed = str(error) or type(error).__name__
-                answer = RAISED + printed.encode("utf-8", "surrogatepass")
+                text = str(error) or type(error).__name__
+                answer = RAISED + text.encode("utf-8", "surrogatepass")
             signal.setitimer(signal.ITIMER_REAL, 0)
             pipe.send_bytes(answer)
 
@@ -128,11 +128,11 @@ class Confined:
 @contextlib.contextmanager
 def _limit_of_memory() -> Iterator[None]:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     taken = pages * resource.getpagesize() + MEMORY
-    soft = taken if hard == resource.RLIM_INFINITY else min(taken, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    limit = taken if soft == resource.RLIM_INFINITY else min(taken, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        resource.setrlimit(resource.RLIMIT_AS, before)
