@@ -95,7 +95,7 @@ class Processes:
         if spawn:
             return
         code, said = self.run(try_device, TRY_SECONDS, os.environ, nano)
-        if code:
+        if code != 0:  # None: it hung
             print("forks of one process cannot use the GPU; each imports by itself:", *said[-3:])
             self._context = multiprocessing.get_context("spawn")
 

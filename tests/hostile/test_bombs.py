@@ -234,6 +234,15 @@ def test_a_confined_call_returns_or_raises() -> None:
     called.close()
 
 
+def test_a_call_that_crashes_is_not_reported_as_large() -> None:
+    """The process has ended; the next call has a new one."""
+    called = Confined(lambda text: text if text else os.abort(), "call")
+    with pytest.raises(PipelineError, match=r"the call ended its process \(exit code -6\)"):
+        called("")
+    assert called("a") == "a"
+    called.close()
+
+
 def test_a_call_that_is_left_answers_no_other() -> None:
     """A signal whose handler raises; the next call gets its own answer."""
     called = Confined(lambda text: time.sleep(float(text)) or text, "call")

@@ -111,11 +111,15 @@ class Confined:
         """Return the error of a child that has ended in a call."""
         _, status = os.waitpid(self._child, 0)
         self._drop()
-        limit = f"{MEMORY // 2**30} GiB of memory"
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
-            limit = f"{self._seconds:g} s"
+        code = os.waitstatus_to_exitcode(status)
+        if code == -signal.SIGALRM:
+            end = f"takes more than {self._seconds:g} s"
+        elif code == OUT_OF_MEMORY:
+            end = f"takes more than {MEMORY // 2**30} GiB of memory"
+        else:
+            end = f"ended its process (exit code {code})"
         return PipelineError(
-            f"the {self._what} takes more than {limit}",
+            f"the {self._what} {end}",
             hint="it is damaged or made to harm; take the one that the model was published with",
         )
 
