@@ -6,11 +6,11 @@
 A sample has the tensors of SDXL at 1024 pixels in bf16, 450 KB. `open` maps the index of --samples
 synthetic samples in a process of its own, then prepares the order of a training. `dataset` does the
 same with the samples of a dataset, and with the hundredth part as earlier versions listed them, in
-one JSON. `read` takes
-random samples on one core, warm, of a cache and of one file each with torch.load, in turns: as
-they are, and with the float32 batch that a training makes of them. `feed` trains steps that
-sleep for 5 ms, and measures how long they wait for a batch. Ratios are of one round, given are
-medians. The last line is JSON.
+one JSON. `read` takes random samples on one core, warm, of a cache and of one file each with
+torch.load, in turns: every byte copied into the tensors of a batch as it is stored, and with the
+float32 batch that a training makes of them. `views_per_second` counts the cache's views alone,
+which touch no byte of a tensor. `feed` trains steps that sleep for 5 ms, and measures how long they
+wait for a batch. Ratios are of one round, given are medians. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -243,9 +243,16 @@ def read(folder: Path, count: int, rounds: int) -> dict[str, Any]:
         found: dict[str, Any] = torch.load(folder / "files" / f"{place}.pt")
         return found
 
+    batch = {name: torch.empty(shape, dtype=torch.bfloat16) for name, shape in SHAPES.items()}
+
+    def copy(sample: Mapping[str, Any]) -> None:
+        for name, tensor in batch.items():
+            tensor.copy_(sample[name])
+
     arms: dict[str, Callable[[int], object]] = {
-        "cache": cache.sample,
-        "files": load,
+        "cache": lambda place: copy(cache.sample(place)),
+        "files": lambda place: copy(load(place)),
+        "views": cache.sample,
         "cache_batch": lambda place: stacked([cache.sample(place)], cpu),
         "files_batch": lambda place: stacked([load(place)], cpu),
     }

@@ -3,8 +3,8 @@
     python benchmarks/watch.py                     # from the project's root, in its environment
 
 One training of a tiny U-Net, which logs every step, runs throughout. Windows of equal time take
-turns, with a watcher at its default interval and without one. `cpu_share` is the more precise
-figure: the processor time that a watcher takes in each second once it has started;
+turns, with a watcher at its default interval and without one. `cpu_percent` is the more precise
+figure: the processor time of one core that a watcher takes once it has started;
 `cpu_share_of_machine` is that over the number of cores, which is what it takes of a training that
 keeps them all busy. `start_cpu_seconds` is the processor time until its first drawing. `time_ratio`
 compares the time of a step in each pair of windows, and `step_cpu_ratio` the training's own
@@ -151,7 +151,7 @@ def main() -> None:
     share = statistics.median(shares)
     cores = len(os.sched_getaffinity(0))
     result = {
-        "cpu_share": round(share, 5), "cpu_share_most": round(max(shares), 5),
+        "cpu_percent": round(100 * share, 3), "cpu_share_most": round(max(shares), 5),
         "cpu_share_of_machine": round(share / cores, 5),
         "start_cpu_seconds": round(statistics.median(starts), 2),
         "time_ratio": round(ratio, 4), "interval": interval,

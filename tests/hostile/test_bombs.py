@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from tests.hostile.foreign_readers import FOREIGN_READERS
 
 from zerotrain.config.parameter_patterns import check_pattern_matches
 from zerotrain.errors import PipelineError
 from zerotrain.machine.confined import Confined, RaisedError
-from zerotrain.models.pretrained import MOST_LAYERS, check_depth, from_config, from_pretrained
+from zerotrain.models.pretrained import MOST_LAYERS, check_sizes, from_config, from_pretrained
 from zerotrain.state.external import pickles
 
 
@@ -159,7 +160,7 @@ def test_a_model_of_millions_of_layers_is_not_built(config: dict, tmp_path: Path
     """Each layer takes memory and time even where no number of it is stored."""
     from diffusers import UNet2DConditionModel
 
-    with pytest.raises(PipelineError, match=f"is 10000000, and .* at most {MOST_LAYERS} layers"):
+    with pytest.raises(PipelineError, match=f"is 10000000, and .* at most {MOST_LAYERS:,} layers"):
         from_config(UNet2DConditionModel, config)
     (tmp_path / "unet").mkdir()
     (tmp_path / "unet" / "config.json").write_text(json.dumps(config))
@@ -169,12 +170,33 @@ def test_a_model_of_millions_of_layers_is_not_built(config: dict, tmp_path: Path
         from_pretrained(UNet2DConditionModel, tmp_path / "unet")
 
 
-def test_shipped_models_are_not_too_deep() -> None:
-    """No architecture of config/models is near the limit."""
+def test_a_schedule_of_millions_of_timesteps_is_not_built(tmp_path: Path) -> None:
+    """Its tables take the memory when they are computed, before anything can be compared."""
+    from diffusers import DDPMScheduler
+
+    file = tmp_path / "scheduler_config.json"
+    file.write_text(json.dumps({"num_train_timesteps": 10**9}))
+    with pytest.raises(PipelineError, match=r"scheduler_config\.json: .* at most 1,000,000 time"):
+        from_pretrained(DDPMScheduler, tmp_path)
+
+
+def test_a_model_larger_than_the_memory_names_its_folder(tmp_path: Path) -> None:
+    """36 TiB in one tensor: no machine gives them, whatever else its sentence could blame."""
+    FOREIGN_READERS["base"].write(tmp_path)
+    file = tmp_path / "config.json"
+    wide = {"hidden_size": 2**41, "num_attention_heads": 2**38}
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | wide))
+    with pytest.raises(PipelineError, match="describes a model that does not fit the memory") as e:
+        FOREIGN_READERS["base"].read(tmp_path, file)
+    assert str(tmp_path) in e.value.what
+
+
+def test_shipped_models_are_not_too_large() -> None:
+    """No architecture of config/models is near the limits."""
     files = list(Path("config/models").rglob("*.json"))
     assert files
     for file in files:
-        check_depth(json.loads(file.read_text(encoding="utf-8")), file)
+        check_sizes(json.loads(file.read_text(encoding="utf-8")), file)
 
 
 def test_a_catastrophic_pattern_is_one_sentence() -> None:

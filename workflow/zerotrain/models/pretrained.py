@@ -27,10 +27,14 @@ CONFIGS = (
 """Files that hold keys with values. diffusers would take a name in place of them for a hub id."""
 DEPTH = re.compile(r"(^|_)(n_)?(layers?|blocks|depth)(_|$)")
 """Names of the numbers of layers in a config.json: num_hidden_layers, layers_per_block, n_layer."""
+TIMESTEPS = re.compile(r"(^|_)timesteps$")
 OUT_OF_MEMORY = "OutOfMemoryError"
 """The device's memory; its message is made where the command is known."""
 MOST_LAYERS = 1000
 """The deepest known models have 200. A module takes memory and time, even on the meta device."""
+MOST_TIMESTEPS = 1_000_000
+"""Published schedules have 1,000. Each takes a number of several tables."""
+HARMFUL = "the file is damaged or made to harm; take the one that the model was published with"
 
 
 class DamagedModelError(PipelineError):
@@ -46,13 +50,13 @@ def from_pretrained(cls: Any, place: Path, **options: Any) -> Any:
         **options: Further arguments of the loader.
 
     Raises:
-        PipelineError: the model needs Python code of its own, has more than MOST_LAYERS layers, or
-            is damaged.
+        PipelineError: the model needs Python code of its own, has more than MOST_LAYERS layers or
+            MOST_TIMESTEPS timesteps, or is damaged.
     """
     for name in CONFIGS:
         for file in (place / name, *place.glob(f"*/{name}")):
             if file.is_file():
-                check_depth(read_config(file), file)
+                check_sizes(read_config(file), file)
     with loading(str(place)):
         return cls.from_pretrained(place, **options, **_refusal(cls))
 
@@ -61,13 +65,22 @@ def from_config(cls: Any, config: Any, **options: Any) -> Any:
     """Call `cls.from_config`, without code from the folder that the configuration is from.
 
     Raises:
-        PipelineError: the model needs Python code of its own, has more than MOST_LAYERS layers, or
-            its values are damaged.
+        PipelineError: the model needs Python code of its own, has more than MOST_LAYERS layers or
+            MOST_TIMESTEPS timesteps, does not fit the memory, or its values are damaged.
     """
     place = getattr(config, "name_or_path", "") or CONFIG
-    check_depth(config if isinstance(config, Mapping) else config.to_dict(), place)
+    check_sizes(config if isinstance(config, Mapping) else config.to_dict(), place)
     with loading(str(place)):
-        return cls.from_config(config, **options, **_refusal(cls))
+        try:
+            return cls.from_config(config, **options, **_refusal(cls))
+        except Exception as error:
+            if (message := find_out_of_memory(error)) is None:
+                raise
+            raise PipelineError(
+                f"{place}: describes a model that does not fit the memory ({message})",
+                hint="compare its sizes with those that the model was published with; if they are "
+                "right, see `ulimit -v`, or take a machine or a job with more memory",
+            ) from error
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -87,28 +100,30 @@ def read_config(file: Path) -> dict[str, Any]:
     return found
 
 
-def check_depth(config: Any, file: str | Path) -> None:
-    """Check that a model can be built: not more layers than MOST_LAYERS.
+def check_sizes(config: Any, file: str | Path) -> None:
+    """Check that a model can be built: its numbers of layers and of timesteps.
 
     Args:
         config: Content of a config.json.
         file: The file, for the message.
 
     Raises:
-        PipelineError: a number of layers is larger.
+        PipelineError: a number is above MOST_LAYERS or MOST_TIMESTEPS.
     """
     if not isinstance(config, Mapping):
         return
     for name, value in config.items():
         if isinstance(value, Mapping):
-            check_depth(value, file)
-        elif DEPTH.search(str(name)):
-            for count in _numbers(value):
-                if count > MOST_LAYERS:
+            check_sizes(value, file)
+            continue
+        for names, most, of in (
+            (DEPTH, MOST_LAYERS, "a model has at most {:,} layers"),
+            (TIMESTEPS, MOST_TIMESTEPS, "a schedule has at most {:,} timesteps"),
+        ):
+            for count in _numbers(value) if names.search(str(name)) else ():
+                if count > most:
                     raise PipelineError(
-                        f"{file}: {name} is {count}, and a model has at most {MOST_LAYERS} layers",
-                        hint="the file is damaged or made to harm; take the one that the model was "
-                        "published with",
+                        f"{file}: {name} is {count}, and {of.format(most)}", hint=HARMFUL
                     )
 
 
