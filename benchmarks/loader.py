@@ -7,9 +7,9 @@ A sample has the tensors of SDXL at 1024 pixels in bf16, 450 KB. `open` maps the
 synthetic samples in a process of its own, then prepares the order of a training. `dataset` does the
 same with the samples of a dataset, and with the hundredth part as earlier versions listed them, in
 one JSON. `read` takes random samples on one core, warm, of a cache and of one file each with
-torch.load, in turns: every byte copied into the tensors of a batch as it is stored, and with the
-float32 batch that a training makes of them. `views_per_second` counts the cache's views alone,
-which touch no byte of a tensor. `feed` trains steps that sleep for 5 ms, and measures how long they
+torch.load, in turns: `views`, which touch no byte of a tensor, and `loads`; `cache` and `files`,
+which copy every byte into the tensors of a batch; and with the float32 batch that a training makes
+of them. `feed` trains steps that sleep for 5 ms, and measures how long they
 wait for a batch. Ratios are of one round, given are medians. The last line is JSON.
 """
 
@@ -253,6 +253,7 @@ def read(folder: Path, count: int, rounds: int) -> dict[str, Any]:
         "cache": lambda place: copy(cache.sample(place)),
         "files": lambda place: copy(load(place)),
         "views": cache.sample,
+        "loads": load,
         "cache_batch": lambda place: stacked([cache.sample(place)], cpu),
         "files_batch": lambda place: stacked([load(place)], cpu),
     }
@@ -271,6 +272,7 @@ def read(folder: Path, count: int, rounds: int) -> dict[str, Any]:
             name: round(statistics.median(a / b for a, b in zip(*pair, strict=True)), 1)
             for name, pair in {
                 "read_ratio": (found["cache"], found["files"]),
+                "views_ratio": (found["views"], found["loads"]),
                 "batch_ratio": (found["cache_batch"], found["files_batch"]),
             }.items()
         },

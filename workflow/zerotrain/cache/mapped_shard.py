@@ -8,6 +8,7 @@ every process has thousands of open shards.
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -22,8 +23,8 @@ from zerotrain.cache.layout import key_of, tensor_name
 PREFIX = 16
 """Hexadecimal digits of a key that identify it within a shard: 64 bits."""
 
-Kind = tuple[torch.dtype, tuple[int, ...], int]
-"""Dtype, shape and number of bytes of a tensor."""
+Kind = tuple[torch.dtype, tuple[int, ...]]
+"""Dtype and shape of a tensor."""
 
 
 class MappedShard:
@@ -53,11 +54,17 @@ class MappedShard:
         known: dict[Kind, int] = {}
         for tensor in tensors:
             found = [header[tensor_name(key, tensor)] for key in keys]
-            starts = (8 + length + one["data_offsets"][0] for one in found)
-            kinds = (known.setdefault(_kind(one), len(known)) for one in found)
-            self._starts[tensor], self._kinds[tensor] = array("Q", starts), array("I", kinds)
-        self._known = [*known]
-        self._bytes = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
+            starts = array("Q", (8 + length + one["data_offsets"][0] for one in found))
+            kinds = array("I", (known.setdefault(_kind(one), len(known)) for one in found))
+            self._starts[tensor], self._kinds[tensor] = starts, kinds
+            for key, one, start in zip(keys, found, starts, strict=True):
+                if not _is_whole(one, start):
+                    raise ValueError(f"{path}: {tensor} of {key} has other bytes than its shape")
+        file_bytes = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
+        self._known = [
+            (_elements(file_bytes, dtype), shape, torch.empty(shape, device="meta").stride())
+            for dtype, shape in known
+        ]
 
     def tensors(self, key: str) -> dict[str, torch.Tensor]:
         """Return the tensors of a key, as views.
@@ -72,9 +79,10 @@ class MappedShard:
         return {tensor: self._view(tensor, row) for tensor in self._starts}
 
     def _view(self, tensor: str, row: int) -> torch.Tensor:
-        dtype, shape, size = self._known[self._kinds[tensor][row]]
-        start = self._starts[tensor][row]
-        return self._bytes[start : start + size].view(dtype).view(shape)
+        # One call into torch: each takes microseconds, and there are some for every sample.
+        elements, shape, strides = self._known[self._kinds[tensor][row]]
+        start = self._starts[tensor][row] // elements.itemsize
+        return elements.as_strided(shape, strides, start)
 
 
 def _prefix(key: str) -> int:
@@ -82,5 +90,16 @@ def _prefix(key: str) -> int:
 
 
 def _kind(found: dict[str, Any]) -> Kind:
-    start, stop = found["data_offsets"]
-    return TYPES[found["dtype"]], tuple(found["shape"]), stop - start
+    return TYPES[found["dtype"]], tuple(found["shape"])
+
+
+def _is_whole(found: dict[str, Any], start: int) -> bool:
+    """Return whether a tensor's bytes are those of its shape, and begin with an element."""
+    first, end = found["data_offsets"]
+    itemsize = TYPES[found["dtype"]].itemsize
+    return bool(end - first == math.prod(found["shape"]) * itemsize and start % itemsize == 0)
+
+
+def _elements(file_bytes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a file as elements of a type, from its first byte, without a rest that fills none."""
+    return file_bytes[: len(file_bytes) // dtype.itemsize * dtype.itemsize].view(dtype)
