@@ -36,14 +36,19 @@ def draw(folder: str, **captions: str) -> None:
     for image, (name, caption) in zip(pictures, captions.items(), strict=True):
         image.save(f"{folder}/{name}.png")
         if caption:
-            Path(f"{folder}/{name}.txt").write_text(caption)
+            write(f"{folder}/{name}.txt", caption)
+
+
+def write(file: str, text: str) -> None:
+    """A text file."""
+    Path(file).write_text(text, encoding="utf-8")
 
 
 def import_data(file: str) -> Sections:
     """What `zerotrain data import` writes."""
     done = run_zerotrain("data", "import", file, "--output", "imported.yaml")
     assert done.returncode == 0, done.stderr
-    found: Sections = yaml.safe_load(Path("imported.yaml").read_text())
+    found: Sections = yaml.safe_load(Path("imported.yaml").read_text(encoding="utf-8"))
     return found
 
 
@@ -62,7 +67,7 @@ def simpletuner_backends() -> tuple[Sections, Drawn]:
          "caption_strategy": "textfile"},
         {"id": "texts", "type": "local", "dataset_type": "text_embeds", "cache_dir": "texts"},
     ]  # fmt: skip
-    Path("multidatabackend.json").write_text(json.dumps(backends))
+    write("multidatabackend.json", json.dumps(backends))
     return import_data("multidatabackend.json"), {
         ("mine/red_house.png", "red house"): 1, ("mine/boat.png", "boat"): 1,
         ("others/a.png", "a house"): 3, ("others/b.png", "a ship"): 3,
@@ -73,7 +78,7 @@ def kohya_toml() -> tuple[Sections, Drawn]:
     """kohya's --dataset_config: repeats, regularisation images, two resolutions."""
     draw("train/10_sks dog", a="sks dog, grass", b="sks dog, snow")
     draw("reg/1_dog", a="", b="")
-    Path("dataset.toml").write_text(f"""
+    toml = f"""
 [general]
 caption_extension = ".txt"
 batch_size = 2
@@ -90,7 +95,8 @@ resolution = [{SMALL}, {SMALL}]
   image_dir = "reg/1_dog"
   class_tokens = "dog"
   is_reg = true
-""")
+"""
+    write("dataset.toml", toml)
     return import_data("dataset.toml"), {
         ("10_sks-dog/a.png", "sks dog, grass"): 3, ("10_sks-dog/b.png", "sks dog, snow"): 3,
         ("1_dog/a.png", "dog"): 1, ("1_dog/b.png", "dog"): 1,
@@ -110,7 +116,7 @@ def kohya_tree() -> tuple[Sections, Drawn]:
 def diffsynth_table() -> tuple[Sections, Drawn]:
     """DiffSynth-Studio's metadata.csv."""
     draw("images", a="", b="")
-    Path("images/metadata.csv").write_text('image,prompt\na.png,a boat\nb.png,"a cat, snow"\n')
+    write("images/metadata.csv", 'image,prompt\na.png,a boat\nb.png,"a cat, snow"\n')
     return {"data": {"images": "images"}}, {("a.png", "a boat"): 1, ("b.png", "a cat, snow"): 1}
 
 
@@ -118,7 +124,7 @@ def imagefolder() -> tuple[Sections, Drawn]:
     """Hugging Face's metadata.jsonl, of images in a subfolder."""
     draw("images/train", a="", b="")
     rows = ({"file_name": f"train/{name}.png", "text": f"a {name}"} for name in "ab")
-    Path("images/metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write("images/metadata.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     return {"data": {"images": "images"}}, {("train/a.png", "a a"): 1, ("train/b.png", "a b"): 1}
 
 
@@ -133,14 +139,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "write", [simpletuner_backends, kohya_toml, kohya_tree, diffsynth_table, imagefolder]
+    "given", [simpletuner_backends, kohya_toml, kohya_tree, diffsynth_table, imagefolder]
 )
 def test_other_programs_datasets_are_trained_from_as_they_are(
-    write: Callable[[], tuple[Sections, Drawn]], base, server, tmp_path, monkeypatch
+    given: Callable[[], tuple[Sections, Drawn]], base, server, tmp_path, monkeypatch
 ):
     """An epoch draws each image with its caption as often as that program does."""
     monkeypatch.chdir(tmp_path)
-    found, drawn = write()
+    found, drawn = given()
     train = {"resolution": SIDE, "global_batch_size": 2, "log_every": 1} | found.get("train", {})
     config = make_config(
         family="sdxl", data=found["data"], train=train, launch={"num_cpu_threads_per_process": 1},
