@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -16,18 +17,21 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import datasets
+import pyarrow
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import HTTPError
 from PIL import Image
+from pyarrow import parquet
 from tests.builders.refusals import refused
 from tests.builders.runs import make_run
 
 from zerotrain.config.data import DataConfig
 from zerotrain.config.read import parse_config
-from zerotrain.data.hub_text import hub_rows
+from zerotrain.data.hub_datasets import hub_rows
 from zerotrain.errors import PipelineError
 from zerotrain.models.base_places import BaseFiles
 from zerotrain.models.families import nano as nano_parts
@@ -160,24 +164,48 @@ def test_without_fetch_the_command_is_named(
     assert "run `zerotrain fetch CONFIG` on the login node" in error.hint
 
 
-@pytest.mark.slow
-def test_a_fetched_dataset_needs_no_hub(tmp_path: Path) -> None:
-    """Text of the hub, prepared from what was fetched, with the hub not to be reached."""
-    (tmp_path / "words").mkdir()
+def write_rows(folder: Path) -> dict[str, Any]:
+    """Text, and a run on it."""
     rows = "".join(json.dumps({"ask": f"{n}?", "say": f"{n}!"}) + "\n" for n in range(20))
-    (tmp_path / "words" / "train.jsonl").write_text(rows)
+    (folder / "train.jsonl").write_text(rows)
+    columns = {"prompt_column": "ask", "response_column": "say"}
+    return {
+        "family": "causal_lm",
+        "data": {"source": "text", **columns},
+        "train": {"max_length": 16},
+    }
+
+
+def write_images(folder: Path) -> dict[str, Any]:
+    """Images, and a run on them."""
+    images = []
+    for name in ("red", "green", "blue"):
+        stream = io.BytesIO()
+        Image.new("RGB", (12, 10), name).save(stream, "PNG")
+        images.append({"bytes": stream.getvalue(), "path": None})
+    table = pyarrow.table({"image": images, "text": ["a", "b", "c"]})
+    parquet.write_table(table, folder / "train-00000-of-00001.parquet")
+    return {"data": {"source": "huggingface"}, "train": {"resolution": 8}}
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(write_rows, marks=pytest.mark.slow),
+        pytest.param(write_images, marks=pytest.mark.soak),
+    ],
+)
+def test_a_fetched_dataset_needs_no_hub(
+    write: Callable[[Path], dict[str, Any]], tmp_path: Path
+) -> None:
+    """Of the hub, prepared from what was fetched, with the hub not to be reached."""
+    (tmp_path / "words").mkdir()
     raw = make_run(
         run="words",
-        family="causal_lm",
-        data={
-            "source": "text",
-            "path": "owner/words",
-            "prompt_column": "ask",
-            "response_column": "say",
-        },
-        train={"max_length": 16},
         phases=[{"name": "only", "until": 1, "launch": "torch"}],
+        **write(tmp_path / "words"),
     )
+    raw["data"]["path"] = "owner/words"
     (tmp_path / "config.json").write_text(json.dumps(raw))
     prepare = "zerotrain prepare_dataset --config config.json --output dataset"
     with served(tmp_path / "words") as (address, asked):

@@ -12,7 +12,7 @@ from PIL import EpsImagePlugin, Image
 
 from zerotrain.config.data import DataConfig
 from zerotrain.data.decode import FORMATS, decode
-from zerotrain.data.hub_text import hub_rows
+from zerotrain.data.hub_datasets import hub_rows
 from zerotrain.data.listing import EXTENSIONS
 from zerotrain.data.open import open_source
 from zerotrain.data.source import BadImageError

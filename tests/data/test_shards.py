@@ -13,12 +13,13 @@ import datasets
 import pyarrow
 import pytest
 from pyarrow import parquet
+from pydantic import ValidationError
 from tests.builders.refusals import refused
 from tests.data.conftest import png
 
 from zerotrain.config.data import DataConfig
 from zerotrain.data.dataset import read_dataset
-from zerotrain.data.open import open_source, source_files
+from zerotrain.data.open import open_source, source_files, source_roots
 from zerotrain.data.source import Found
 from zerotrain.pipeline.checks.data import check_source
 from zerotrain.pipeline.lineage.index import ArtifactIndex
@@ -62,7 +63,11 @@ def list_found(images: Path, source: str, **options: Any) -> dict[str, Found]:
 
 def prepared(tmp_path: Path, images: Path, source: str) -> list[tuple[str, str, tuple[int, int]]]:
     """Name, caption and size of each sample; a trace of them finds nothing."""
-    data = DataConfig(images=str(images), source=source)  # type: ignore[arg-type]
+    return prepare(tmp_path, DataConfig(images=str(images), source=source))  # type: ignore[arg-type]
+
+
+def prepare(tmp_path: Path, data: DataConfig) -> list[tuple[str, str, tuple[int, int]]]:
+    """The same of a section."""
     assert check_source(data) == []
     prepare_dataset(data, tmp_path / "dataset")
     dataset = read_dataset(tmp_path / "dataset")
@@ -92,6 +97,66 @@ def test_parquet_shards_are_one_dataset(tmp_path, monkeypatch):
         parquet.write_table(table, tmp_path / f"shards/train-0000{shard}-of-00002.parquet")
     found = prepared(tmp_path, tmp_path / "shards", "huggingface")
     assert [caption for _, caption, _ in found] == ["a", "b", "c"]
+
+
+def test_a_dataset_of_the_hub_is_prepared_by_its_id(tmp_path, monkeypatch):
+    """Its split and revision are asked for; a plan asks the hub for nothing."""
+    save(tmp_path / "saved", text=["a", "b", "c"])
+    asked: list[Any] = []
+
+    def load_dataset(name: str, subset: str | None, **chosen: str) -> datasets.Dataset:
+        asked.append((name, subset, chosen))
+        return datasets.load_from_disk(str(tmp_path / "saved"))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    data = DataConfig(source="huggingface", path="owner/dogs", hub_split="test", revision="a1b2")
+    assert check_source(data) == []
+    assert (source_files(data), source_roots(data), asked) == ([], [], [])
+    assert prepare(tmp_path, data) == [(f"0000000{row}", "abc"[row], (12, 10)) for row in range(3)]
+    assert {*map(str, asked)} == {
+        str(("owner/dogs", None, {"split": "test", "revision": "a1b2"}))
+    }  # fmt: skip
+
+
+def test_a_dataset_of_the_hub_that_is_gone_is_missing(tmp_path, monkeypatch):
+    """Preparing names the key; a trace says what is missing, and of how many images."""
+    save(tmp_path / "saved", text=["a", "b", "c"])
+    data = DataConfig(source="huggingface", path="owner/dogs")
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *_, **__: datasets.load_from_disk(str(tmp_path / "saved"))
+    )
+    prepare(tmp_path, data)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise datasets.exceptions.DatasetNotFoundError("no such dataset")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    said = refused(prepare_dataset, data, tmp_path / "again").what
+    assert said == "data.path: owner/dogs, split train: no such dataset"
+    dataset = read_dataset(tmp_path / "dataset")
+    [found] = compare_source(dataset.artifact, ArtifactIndex(tmp_path)).findings
+    assert (found.problem, found.path, found.expected, found.found) == (
+        "missing", "owner/dogs", "a dataset of 3 images", said,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"images": "saved"}, "give images, a folder, or path, a dataset of the hub, not both"),
+        ({"source": "webdataset"}, "path means nothing to source: webdataset; remove it"),
+        ({"prompt_column": "x"}, "prompt_column means nothing to source: huggingface; remove it"),
+    ],
+)
+def test_keys_of_the_hub_are_refused_in_other_places(section, message):
+    with pytest.raises(ValidationError, match=message):
+        DataConfig(**{"source": "huggingface", "path": "owner/dogs", **section})
+
+
+def test_a_folder_is_no_dataset_of_the_hub(tmp_path):
+    """Its files would not be followed."""
+    data = DataConfig(source="huggingface", path=str(tmp_path))
+    assert refused(open_source(data).found).hint == "name a folder in data.images"
 
 
 def test_columns_of_a_saved_dataset_are_named(tmp_path):

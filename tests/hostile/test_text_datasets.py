@@ -9,7 +9,7 @@ import pytest
 
 from zerotrain.config.data import DataConfig
 from zerotrain.config.image_source import ImageSourceConfig
-from zerotrain.data.hub_text import hub_rows
+from zerotrain.data.hub_datasets import hub_rows
 from zerotrain.data.shards import HuggingFaceSource
 
 URL = "http://127.0.0.1:9/a.png"

@@ -1,4 +1,4 @@
-"""kohya's dataset configuration becomes the section `data`, and is trained from as it is."""
+"""kohya's dataset configuration becomes the section `data`, and is cached from as it is."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,17 @@ import pytest
 import torch
 from tests.builders.phases import SAMPLES, make_tiny_phase
 from tests.training.conftest import Training, write_base, write_cache
-from tests.training.inputs import COUNT, SIDE, write_image_inputs
+from tests.training.inputs import COUNT, image_values, write_image_inputs
 from tests.training.kill_point import KillPoint
-from tests.training.matrix import export_state
+from tests.training.matrix import deviation
 
 from zerotrain.cache.reader import read_cache
-from zerotrain.config.training import TrainConfig
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.training.batches import Batches
 from zerotrain.training.checkpointing import progress_folder
 
+EPOCH = COUNT // 4
+"""Steps of the nano models' images, of which each size fills one."""
 SIZES = ((64, 64), (48, 80), (80, 48), (64, 64), (32, 96))
 CPU = torch.device("cpu")
 VALIDATION = {
@@ -36,6 +39,29 @@ def bucketed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_base(folder / "base", (9, 15))
     write_cache(folder / "cache", sizes=SIZES)
     return folder
+
+
+@pytest.fixture(scope="module")
+def nano_inputs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Gives the folder of a family's nano model and its cache of images of three shapes."""
+
+    @cache
+    def make(family: str, *, conditioned: bool) -> Path:
+        folder = tmp_path_factory.mktemp(family)
+        buckets = {"alignment": 8, "min_aspect": 0.25, "max_aspect": 4.0}
+        sizes = [(40, 40), (80, 24), (20, 60)]
+        write_image_inputs(family, folder, sizes, conditioned=conditioned, aspect_buckets=buckets)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def nano(
+    tmp_path: Path, nano_inputs: Callable[..., Path], server: Any
+) -> Callable[[str], Training]:
+    """Gives a run of a family's nano model on these."""
+    return lambda family: Training(tmp_path, nano_inputs(family, conditioned=False), server)
 
 
 @pytest.fixture
@@ -98,32 +124,50 @@ def test_a_batch_trains_as_its_images_one_by_one(training):
     assert measured[1] == pytest.approx(measured[0], rel=1e-5)
 
 
-@pytest.mark.slow
-def test_a_switch_changes_nothing(training):
-    """torch -> zero3_offload on two processes -> torch, against torch alone."""
-    expected = training.run("whole", "torch", 12)
-    training.run("first", "torch", 4)
+@pytest.mark.parametrize(
+    ("family", "processes"),
+    [
+        pytest.param("sdxl", 1, marks=pytest.mark.soak),
+        pytest.param("sdxl", 2, marks=pytest.mark.slow),
+        pytest.param("sd3", 1, marks=pytest.mark.slow),
+        pytest.param("sd3", 2, marks=pytest.mark.soak),
+    ],
+)
+def test_a_switch_changes_nothing(nano, family, processes):
+    """torch -> zero3_offload -> torch, an epoch each, which has all sizes, against torch alone."""
+    training = nano(family)
+    shape = {**image_values(family), "lr_scheduler_steps": 3 * EPOCH}
+    expected = training.run("whole", "torch", 3 * EPOCH, **shape)
+    training.run("first", "torch", EPOCH, **shape)
+    state = training.export_state("first", EPOCH)
+    training.run(
+        "second", "zero3_offload", 2 * EPOCH, state=state, num_processes=processes, **shape
+    )
+    state = training.export_state("second", 2 * EPOCH)
+    found = training.run("third", "torch", 3 * EPOCH, state=state, **shape)
+    assert found[:EPOCH] == expected[:EPOCH]
+    assert deviation(found, expected) <= (1e-6 if processes == 1 else 1e-5)
 
-    def state(name: str, step: int) -> Path:
-        rolling = progress_folder.step_folder(training.progress(name), step)
-        return export_state(rolling, training.folder / f"{name}-state")
 
-    training.run("second", "zero3_offload", 8, state=state("first", 4), num_processes=2)
-    found = training.run("third", "torch", 12, state=state("second", 8))
-    assert found[:4] == expected[:4]
-    assert found == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_kill_changes_no_bit(training, server):
+@pytest.mark.parametrize(
+    ("family", "preset"),
+    [
+        pytest.param("sdxl", "torch", marks=pytest.mark.soak),
+        pytest.param("sdxl", "zero3_offload", marks=pytest.mark.slow),
+        pytest.param("sd3", "torch", marks=pytest.mark.slow),
+        pytest.param("sd3", "zero3_offload", marks=pytest.mark.soak),
+    ],
+)
+def test_a_kill_changes_no_bit(nano, server, family, preset):
     """A training that is killed and resumed ends with the weights of one that was left alone."""
-    shape = {"save_every": 2, "keep": 2}
-    training.phase("whole", "torch", 8, **shape)
+    training, until = nano(family), 2 * EPOCH
+    shape = {**image_values(family), "save_every": 2, "keep": 2}
+    training.phase("whole", preset, until, **shape)
     counter = KillPoint(server, training.folder)
     process = training.start("whole", kill=counter)
     process.join(120)
     assert process.exitcode == 0
-    training.phase("cut", "torch", 8, **shape)
+    training.phase("cut", preset, until, **shape)
     process = training.start(
         "cut", kill=KillPoint(server, training.folder, counter.started * 2 // 3)
     )
@@ -131,7 +175,7 @@ def test_a_kill_changes_no_bit(training, server):
     assert process.exitcode == -signal.SIGKILL
     assert len(progress_folder.saved_steps(training.progress("cut"))) > 0
     assert training.train("cut") == training.losses("whole")
-    assert training.hashes("cut", 8) == training.hashes("whole", 8)
+    assert training.hashes("cut", until) == training.hashes("whole", until)
 
 
 @pytest.mark.slow
@@ -139,23 +183,18 @@ def test_a_kill_changes_no_bit(training, server):
     ("family", "conditioned"),
     [("sdxl", False), ("sd3", False), ("qwen_image", False), ("flux", False), ("flux", True)],
 )
-def test_every_family_trains_on_buckets(family, conditioned, tmp_path, server):
+def test_every_family_trains_on_buckets(family, conditioned, nano_inputs, tmp_path, server):
     """Images of three shapes through prepare_dataset, cache_latents and four steps: a batch gives
     the losses of its images one by one; with conditioning images, too."""
-    buckets = {"alignment": 8, "min_aspect": 0.25, "max_aspect": 4.0}
-    sizes = [(40, 40), (80, 24), (20, 60)]
-    write_image_inputs(family, tmp_path, sizes, conditioned=conditioned, aspect_buckets=buckets)
-    cache = read_cache(tmp_path / "cache")
-    assert {entry.target_size for entry in cache.entries} == {(16, 16), (8, 24), (24, 8)}
-    for sample in map(cache.sample, range(COUNT)):
+    inputs = nano_inputs(family, conditioned=conditioned)
+    found = read_cache(inputs / "cache")
+    assert {entry.target_size for entry in found.entries} == {(16, 16), (8, 24), (24, 8)}
+    for sample in map(found.sample, range(COUNT)):
         others = sample.get("conditioning_latents")
         assert (others is not None) == conditioned
         assert others is None or others.shape[-2:] == sample["latents"].shape[-2:]
-    training = Training(tmp_path, tmp_path, server)
-    shape = {
-        "family": family, "resolution": SIDE, "epoch_size": COUNT, "lr_warmup_steps": 0,
-        "objective": TrainConfig().objective(family),
-    }  # fmt: skip
+    training = Training(tmp_path, inputs, server)
+    shape = {**image_values(family), "lr_warmup_steps": 0}
     together = training.run("together", "torch", 4, **shape)
     apart = training.run("apart", "zero3_offload", 4, gradient_accumulation_steps=4, **shape)
     assert apart == pytest.approx(together, rel=1e-4)

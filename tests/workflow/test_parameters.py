@@ -93,6 +93,7 @@ OTHER_VALUES: dict[str, Any] = {
     "data.format": "chat",
     "data.subset": "en",
     "data.hub_split": "test",
+    "data.revision": "main",
     "data.prompt_column": "question",
     "data.response_column": "answer",
     "data.prompt_template": "{question}?",
@@ -180,7 +181,7 @@ def preset(name: str) -> dict[str, Any]:
 
 
 NEEDED_WITH = {
-    **{f"data.{key}": TEXT for key in ("path", "format", "subset", "hub_split")},
+    **{f"data.{key}": TEXT for key in ("path", "format", "subset", "hub_split", "revision")},
     **{f"data.{key}": COLUMNS for key in ("prompt_column", "response_column", "label_names")},
     "data.instance_prompt": {"data.caption_strategy": "instanceprompt"},
     **{

@@ -21,8 +21,9 @@ IMAGE_KEYS = (
     *CaptionConfig.model_fields,
     *ImageOptions.model_fields,
 )
+HUB_KEYS = ("path", "subset", "hub_split", "revision")
 TEXT_KEYS = (
-    *("path", "format", "subset", "hub_split"),
+    *("format", *HUB_KEYS),
     *("prompt_column", "response_column", "prompt_template", "label_names"),
 )
 ALPACA = "alpaca"
@@ -104,21 +105,27 @@ class DataConfig(ImageSourceConfig):
     ] = Field(
         "folder",
         description="`folder` reads images from `images`, `huggingface` a dataset on disk there, "
-        "`webdataset` tar shards there; `text` reads `path`; built-in examples are `digits` "
-        "(images), `sums` and `complaints` (text).",
+        "or one of the hub at `path`, `webdataset` tar shards in `images`; `text` reads `path`; "
+        "built-in examples are `digits` (images), `sums` and `complaints` (text).",
     )
     path: str | None = Field(
         None,
         description="Text: a .json, .jsonl or .csv file, or a dataset of Hugging Face: its id, or "
-        "the folder that save_to_disk wrote.",
+        "the folder that save_to_disk wrote. huggingface: the id of a dataset of images on the "
+        "hub, instead of `images`.",
     )
     format: Literal["auto", "alpaca", "chat", "columns"] = Field(
         "auto",
         description="Text: alpaca rows have instruction, input and output; chat rows messages or "
         "conversations; columns are named below. `auto` looks at the first row.",
     )
-    subset: str | None = Field(None, description="Text: a Hugging Face dataset's configuration.")
-    hub_split: str = Field("train", description="Text: the split of a Hugging Face dataset.")
+    subset: str | None = Field(None, description="With `path`: a dataset's configuration.")
+    hub_split: str = Field("train", description="With `path`: the split of a dataset.")
+    revision: str | None = Field(
+        None,
+        exclude_if=is_none,
+        description="With `path`: branch, tag or commit of a dataset of the hub; a commit pins it.",
+    )
     prompt_column: str | None = Field(None, description="Text, columns: what is asked.")
     response_column: str | None = Field(None, description="Text, columns: what is answered.")
     prompt_template: str | None = Field(
@@ -164,9 +171,14 @@ class DataConfig(ImageSourceConfig):
         return self.source in TEXT_SOURCES
 
     @property
+    def is_on_hub(self) -> bool:
+        """Whether samples are images of a dataset of the hub."""
+        return self.source == "huggingface" and self.path is not None
+
+    @property
     def has_image_files(self) -> bool:
         """Whether samples are images in the user's folders."""
-        return not self.is_text and self.source != "digits"
+        return not self.is_text and self.source != "digits" and not self.is_on_hub
 
     @property
     def parts(self) -> Sequence[ImageSourceConfig]:
@@ -227,7 +239,10 @@ class DataConfig(ImageSourceConfig):
                 raise ValueError(f"source: digits has opaque images and no masks; remove {key}")
         if self.source == "text" and not self.path:
             raise ValueError("source: text needs `path`, a file or a dataset of Hugging Face")
-        others = () if self.source == "text" else TEXT_KEYS
+        if self.is_on_hub and self.images:
+            raise ValueError("give images, a folder, or path, a dataset of the hub, not both")
+        taken = HUB_KEYS if self.is_on_hub else ()
+        others = () if self.source == "text" else tuple(k for k in TEXT_KEYS if k not in taken)
         if self.is_text:
             others = (*others, *IMAGE_KEYS)
         if wrong := [key for key in others if key in self.model_fields_set]:

@@ -141,7 +141,7 @@ class ImageSourceConfig(CaptionConfig, ImageOptions):
     @model_validator(mode="after")
     def _shards_have_their_keys(self) -> Self:
         if self.source in SHARDS:
-            if not self.images:
+            if not self.images and not getattr(self, "path", None):
                 raise ValueError(f"source: {self.source} needs `images`, the folder of its files")
             if self.caption_strategy in ("filename", "foldername"):
                 raise ValueError(

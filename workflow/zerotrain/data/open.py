@@ -36,6 +36,8 @@ def source_files(data: DataConfig) -> list[str]:
     """
     if data.source == "digits":
         return [str(DIGITS)] if DIGITS.is_file() else []
+    if data.is_on_hub:
+        return []
     if data.is_text:
         from zerotrain.data.text import text_files
 
@@ -58,6 +60,8 @@ def source_roots(data: DataConfig) -> list[str]:
     from zerotrain.data.folder import find_table
     from zerotrain.data.listing import root_of
 
+    if data.is_on_hub:
+        return []
     roots = [root_of(part) for part in data.parts]
     roots += [Path(one).expanduser() for part in data.parts for one in part.other_folders]
     # A table in the folder is below it.

@@ -1,6 +1,6 @@
-"""Images in few large files: a dataset of Hugging Face on disk, or tar shards of WebDataset.
+"""Images in few large files: a dataset of Hugging Face, or tar shards of WebDataset.
 
-Both are read in place: an image by its row, or by its offset in the tar.
+On disk both are read in place: an image by its row, or by its offset in the tar.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from zerotrain.config.data import DataConfig
 from zerotrain.config.image_options import WHITE
 from zerotrain.data.caption_file import MOST_BYTES
 from zerotrain.data.listing import EXTENSIONS, check_usable_path, root_of
@@ -43,7 +44,7 @@ class Shards(Source):
     def __init__(self, data: ImageSourceConfig) -> None:
         self.data = data
         self.root = root_of(data)
-        self.name = str(self.root)
+        self.key, self.name = "data.images", str(self.root)
         self.notes = []
 
     def found(self) -> list[Found]:
@@ -54,7 +55,7 @@ class Shards(Source):
             for one in self._listed()
         ]
         if not found:
-            raise PipelineError(f"data.images: {self.root}: no image in it", hint="name another")
+            raise PipelineError(f"{self.key}: {self.name}: no image in it", hint="name another")
         return sorted(found, key=lambda entry: entry.file)
 
     @abstractmethod
@@ -69,10 +70,16 @@ class Shards(Source):
 
 
 class HuggingFaceSource(Shards):
-    """A dataset that save_to_disk wrote, or Parquet files with a column of images.
+    """A dataset of the hub, or on disk: from save_to_disk, or Parquet files with images.
 
     Images are named by their row, as `00000012`.
     """
+
+    def __init__(self, data: ImageSourceConfig) -> None:
+        super().__init__(data)
+        self._hub = data if isinstance(data, DataConfig) and data.is_on_hub else None
+        if self._hub is not None:
+            self.key, self.name = "data.path", str(self._hub.path)
 
     def _listed(self) -> Iterator[Found]:
         table = self._table
@@ -84,7 +91,7 @@ class HuggingFaceSource(Shards):
         )
         if column is None or column not in table.features:
             raise PipelineError(
-                f"data.caption_column: {self.root} has no column "
+                f"data.caption_column: {self.name} has no column "
                 f"{column or ' or '.join(CAPTIONS)}; it has {', '.join(table.features)}",
                 hint="name the column that has captions, or set caption_strategy: instanceprompt",
             )
@@ -113,7 +120,7 @@ class HuggingFaceSource(Shards):
             images = [name for name in images if name == self.data.image_column]
         if len(images) != 1:
             raise PipelineError(
-                f"data.image_column: {self.root} has {len(images)} such columns of images; it has "
+                f"data.image_column: {self.name} has {len(images)} such columns of images; it has "
                 f"{', '.join(features)}",
                 hint="name the one column that is trained on",
             )
@@ -121,6 +128,18 @@ class HuggingFaceSource(Shards):
 
     @cached_property
     def _table(self) -> Any:
+        import datasets
+
+        from zerotrain.data.hub_datasets import load_split
+
+        found = load_split(self._hub) if self._hub is not None else self._on_disk()
+        # Pillow would decode formats that are refused here, with its own errors.
+        for name, kind in found.features.items():
+            if isinstance(kind, datasets.Image):
+                found = found.cast_column(name, datasets.Image(decode=False))
+        return found
+
+    def _on_disk(self) -> Any:
         import datasets
 
         files = [str(path) for path in sorted(self.root.rglob("*.parquet"))]
@@ -139,10 +158,6 @@ class HuggingFaceSource(Shards):
                 f"data.images: {self.root} has the splits {', '.join(found)}",
                 hint=f"name the folder of one: {self.root / next(iter(found))}",
             )
-        # Pillow would decode formats that are refused here, with its own errors.
-        for name, kind in found.features.items():
-            if isinstance(kind, datasets.Image):
-                found = found.cast_column(name, datasets.Image(decode=False))
         return found
 
 

@@ -71,12 +71,14 @@ def text_files(data: DataConfig) -> list[str]:
 
 
 def hub_id(data: DataConfig) -> str | None:
-    """Return the id of a dataset from the hub; None for all others.
+    """Return the id of a dataset of text or images from the hub; None for all others.
 
     Raises:
         PipelineError: it is a file that is missing, or has an unsupported format.
     """
     path = _path(data)
+    if data.is_on_hub:
+        return data.path
     if data.source != "text" or path.is_dir() or _is_table(path, data):
         return None
     return data.path
@@ -86,11 +88,11 @@ def _rows(data: DataConfig) -> tuple[Rows, list[str] | dict[str, str] | None]:
     """Read the rows of the source, and the names of its labels."""
     path = _path(data)
     if path.is_dir() or not _is_table(path, data):
-        from zerotrain.data.hub_text import hub_rows
+        from zerotrain.data.hub_datasets import hub_rows
 
         return hub_rows(data)
     suffix = path.suffix.lower()
-    for key in ("subset", "hub_split"):
+    for key in ("subset", "hub_split", "revision"):
         if key in data.model_fields_set:
             raise PipelineError(
                 f"data.{key}: {path} is one file, without subsets and splits",

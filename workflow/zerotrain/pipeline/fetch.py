@@ -2,7 +2,7 @@
 
 FOLDER/
     hub/        models, in the layout of the hub's own cache: by commit and content
-    datasets/   text datasets, prepared
+    datasets/   datasets of the hub, prepared
     wheels/     the pinned packages, if requested
     env.sh      sourced by jobs: they find all files there and use no network
 """
@@ -88,9 +88,9 @@ def open_dataset(config: RunConfig) -> None:
     Raises:
         PipelineError: the dataset does not exist.
     """
-    from zerotrain.data.hub_text import hub_rows
+    from zerotrain.data.hub_datasets import load_split
 
-    next(hub_rows(config.data)[0], None)
+    load_split(config.data)
 
 
 @contextlib.contextmanager
@@ -153,8 +153,8 @@ def _datasets(runs: Mapping[str, RunConfig]) -> Iterator[str]:
             raise PipelineError(
                 f"data.path: {run.data.path} was downloaded, but cannot be opened without the hub: "
                 f"{(again.stderr.strip().splitlines() or ['no word'])[0]}",
-                hint="save it with save_to_disk of the package datasets, and set data.path to that "
-                "folder",
+                hint="save it with save_to_disk of the package datasets, and set data.path, of "
+                "images data.images, to that folder",
             )
         yield f"{file}: dataset {run.data.path}, split {run.data.hub_split}"
 

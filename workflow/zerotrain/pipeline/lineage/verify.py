@@ -227,7 +227,13 @@ def _check_images(
     source = open_source(data)
     if data.source == "digits" and (wrong := _check_digits_file(index)):
         return [wrong], []
-    if data.source != "digits" and not os.path.isdir(str(data.images)):
+    if data.is_on_hub:
+        try:
+            source.found()
+        except PipelineError as error:
+            expected = f"a dataset of {len(samples)} images"
+            return [Finding("missing", source.name, expected, error.what)], []
+    if data.has_image_files and not os.path.isdir(str(data.images)):
         path = index.display(Path(str(data.images)))
         return [Finding("missing", path, f"a folder of {len(samples)} images", "no folder")], []
 

@@ -18,7 +18,23 @@ CONVERTED = "refs/convert/parquet"
 def hub_rows(
     data: DataConfig,
 ) -> tuple[Iterator[tuple[str, dict[Any, Any]]], list[str] | dict[str, str] | None]:
-    """Load the rows of one split, each with its place, and the names of its labels.
+    """Load the rows of one split of text, each with its place, and the names of its labels.
+
+    Raises:
+        PipelineError: as load_split.
+    """
+    found = load_split(data)
+    # The library would decode images in any format that Pillow supports, including EPS.
+    if media := [name for name, feature in found.features.items() if _is_decoded(feature)]:
+        found = found.remove_columns(media)
+    names = data.label_names
+    if names is None and data.response_column in found.features:
+        names = getattr(found.features[data.response_column], "names", None)
+    return ((f"{data.hub_split} row {i}", row) for i, row in enumerate(found, 1)), names
+
+
+def load_split(data: DataConfig) -> Any:
+    """Load one split of data.path; from the hub, it is downloaded and prepared if it is missing.
 
     Raises:
         PipelineError: there is no such dataset or split, or a key does not apply to a dataset on
@@ -28,14 +44,18 @@ def hub_rows(
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     folder = Path(str(data.path)).expanduser()
+    if data.is_on_hub and folder.is_dir():
+        raise PipelineError(
+            f"data.path: {folder} is a folder, and path names a dataset of images on the hub",
+            hint="name a folder in data.images",
+        )
     try:
         if folder.is_dir():
             found = datasets.load_from_disk(str(folder))
             several = isinstance(found, datasets.DatasetDict)
             _check_keys_apply(data, () if several else ("hub_split",))
-            found = found[data.hub_split] if several else found
-        else:
-            found = _from_hub(datasets, data)
+            return found[data.hub_split] if several else found
+        return _from_hub(datasets, data)
     except (
         OSError,
         ValueError,
@@ -46,17 +66,10 @@ def hub_rows(
     ) as error:
         raise PipelineError(
             f"data.path: {data.path}, split {data.hub_split}: {' '.join(str(error).split())}",
-            hint="check data.path, data.subset and data.hub_split, and the network; on a node "
-            "without internet run `zerotrain fetch CONFIG` on the login node and source its env.sh "
-            "in jobs",
+            hint="check data.path, data.subset, data.hub_split and data.revision, and the network; "
+            "on a node without internet run `zerotrain fetch CONFIG` on the login node and source "
+            "its env.sh in jobs",
         ) from error
-    # The library would decode images in any format that Pillow supports, including EPS.
-    if media := [name for name, feature in found.features.items() if _is_decoded(feature)]:
-        found = found.remove_columns(media)
-    names = data.label_names
-    if names is None and data.response_column in found.features:
-        names = getattr(found.features[data.response_column], "names", None)
-    return ((f"{data.hub_split} row {i}", row) for i, row in enumerate(found, 1)), names
 
 
 def _is_decoded(feature: Any) -> bool:
@@ -71,10 +84,12 @@ def _is_decoded(feature: Any) -> bool:
 
 def _from_hub(datasets: Any, data: DataConfig) -> Any:
     """Load a split from the hub; for a dataset that a script makes, the hub's copy."""
+    asked = {"split": data.hub_split, **({"revision": data.revision} if data.revision else {})}
     try:
-        return datasets.load_dataset(str(data.path), data.subset, split=data.hub_split)
+        return datasets.load_dataset(str(data.path), data.subset, **asked)
     except RuntimeError as error:
-        if "scripts are no longer supported" not in str(error):
+        # The hub's copy is of the newest revision alone.
+        if data.revision or "scripts are no longer supported" not in str(error):
             raise
         split = data.hub_split.partition("[")[0]
         files = (
@@ -84,7 +99,7 @@ def _from_hub(datasets: Any, data: DataConfig) -> Any:
 
 
 def _check_keys_apply(data: DataConfig, others: tuple[str, ...]) -> None:
-    for key in ("subset", *others):
+    for key in ("subset", "revision", *others):
         if key in data.model_fields_set:
             raise PipelineError(
                 f"data.{key}: {data.path} is what save_to_disk wrote, which has none to choose",
