@@ -79,6 +79,9 @@ def test_form_with_all_that_it_shows(
     change(page, "train.learning_rate", "2e-4")
     for part in (".preset .bar", ".tag", ".curve", "mark"):
         expect(page.locator(part).first).to_be_visible()
+    check_look(page)
+    change(page, "machine.device_memory", "64 MiB")  # which the bars fill, and exceed
+    expect(page.locator(".tag.not").first).to_be_visible()
     visits.keep(page, f"forecast-{scheme}-{width}")
     check_look(page)
     change(page, "train.learning_rate", "fast")
