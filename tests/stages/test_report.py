@@ -205,6 +205,7 @@ def test_what_is_missing_is_said(settings, tmp_path):
     """A run without logs, launches, checkpoints and dataset, as of earlier versions."""
     text = show(settings, [phase(tmp_path / "plain", step=3)], tmp_path).text
     for sentence in (
+        "Phase plain: evaluated, and nothing was measured.",
         "There are no images of the base model",
         "No log was found (metrics.jsonl), so there are no curves.",
         "The time of the parts of a step was not recorded.",
