@@ -1,13 +1,14 @@
 """This part of the workflow evaluates the weights of a phase.
 
-OUTPUTS: results/<run>/<phase>/evaluation/manifest.json (grid.png, loss.csv, loss.png,
-learning_rate.png), results/<run>/<phase>/metrics.json
+OUTPUTS: results/<run>/<phase>/evaluation/manifest.json (grid.png, base.png, raw.png, loss.csv,
+loss.png, learning_rate.png), results/<run>/<phase>/metrics.json
 """
 
 
 rule evaluate:
     """Sampling a grid from the weights of phase {wildcards.phase} and measuring them."""
     input:
+        # The base is read, too: the weights are made from it, so a change of it makes them again.
         dataset=INPUTS.dataset,
         cache=INPUTS.phase_cache,
         weights=f"{RESULTS}/{{phase}}/weights/manifest.json",

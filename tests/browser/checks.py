@@ -61,6 +61,14 @@ def sideways(page: Page) -> int:
     return wide - window
 
 
+def check_look(page: Page) -> None:
+    """Check that a page fits its window and axe-core finds nothing serious, with all unfolded."""
+    assert sideways(page) <= 0, page.url
+    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert sideways(page) <= 0, page.url
+    assert serious_problems(page) == [], page.url
+
+
 def fonts_of(page: Page, text: str) -> dict[str, int]:
     """The fonts that draw the innermost visible element with a text, with their numbers of glyphs.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.browser.checks import check_look
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
@@ -33,8 +35,11 @@ def use_preset(page: Page, name: str) -> None:
 
 
 def write(page: Page, name: str) -> None:
-    """Write the form's values into config/NAME.yaml, once the diff is shown."""
+    """Write the form's values into config/NAME.yaml, once the diff is shown; it is checked."""
     page.locator("#write-name").fill(name)
     page.get_by_role("button", name="Show the changes").click()
-    page.get_by_role("button", name=f"Write config/{name}.yaml").click()
+    confirm = page.get_by_role("button", name=f"Write config/{name}.yaml")
+    confirm.wait_for()
+    check_look(page)
+    confirm.click()
     page.get_by_role("heading", name=f"config/{name}.yaml is written").wait_for()

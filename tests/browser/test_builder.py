@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from playwright.sync_api import expect
 from tests.browser.builder_server import Builder
-from tests.browser.checks import LOOKS, serious_problems, sideways
+from tests.browser.checks import LOOKS, check_look
 from tests.browser.conftest import Visits
 from tests.browser.form import change, problems_of, use_preset, write
+from tests.browser.training import START
+from tests.builders.terminals import start_stand_in
+from tests.builders.watched_runs import WatchedRun
+
+from zerotrain.training.process.lock_owner import this_process
 
 REFERENCES = Path("tests/importing/references")
 SETS = [
@@ -32,6 +39,8 @@ NAMED = {"openmind/zero2.json": "ds_config.json"}
 """What a guide's command calls a file."""
 TRACED = 120_000
 """Milliseconds within which an SDXL is traced, once; the page waits for it."""
+SHOWN = START.replace("save_every: 5", "resolution: 32, global_batch_size: 4")
+"""A small configuration, which is traced in seconds."""
 INVALID = """\
 # A run with three mistakes.
 run: mistakes
@@ -52,8 +61,64 @@ def test_page(visits: Visits, builder: Builder, path: str, scheme: str, width: i
     """It fits the window, and axe-core finds nothing serious."""
     page = visits.open(builder.address(path), scheme=scheme, width=width)
     visits.keep(page, f"{path.strip('/') or 'start'}-{scheme}-{width}")
-    assert sideways(page) <= 0
-    assert serious_problems(page) == []
+    check_look(page)
+
+
+@pytest.mark.parametrize(("scheme", "width"), LOOKS)
+def test_form_with_all_that_it_shows(
+    visits: Visits, builder: Builder, scheme: str, width: int
+) -> None:
+    """Bars, tags, curve and previews of a change, and then messages in their place."""
+    (builder.folder / "config/shown.yaml").write_text(SHOWN)
+    page = visits.open(
+        builder.address("/build", **{"from": "config/shown.yaml", "machine.gpu": "RTX 4090"}),
+        scheme=scheme,
+        width=width,
+    )
+    expect(page.locator(".preset").first).to_be_visible(timeout=TRACED)
+    change(page, "train.learning_rate", "2e-4")
+    for part in (".preset .bar", ".tag", ".curve", "mark"):
+        expect(page.locator(part).first).to_be_visible()
+    check_look(page)
+    change(page, "machine.device_memory", "64 MiB")  # which the bars fill, and exceed
+    expect(page.locator(".tag.not").first).to_be_visible()
+    visits.keep(page, f"forecast-{scheme}-{width}")
+    check_look(page)
+    change(page, "train.learning_rate", "fast")
+    change(page, "data.images", "picture")
+    assert "fast" in problems_of(page, "train.learning_rate")
+    visits.keep(page, f"messages-{scheme}-{width}")
+    check_look(page)
+
+
+def test_stop_asks_a_training_to_end(
+    visits: Visits, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its stop file and no signal; once it has ended, the page offers to start it again."""
+    monkeypatch.chdir(builder.folder)
+    run = WatchedRun("stopped")
+    run.make_data()
+    run.make(run.folder.phase("plain").launch)
+    run.log("plain", *range(10, 160, 10))
+    trainer = start_stand_in(Path())
+    try:
+        started = psutil.Process(trainer.pid).create_time()
+        owner = replace(this_process(), pid=trainer.pid, started=started)
+        progress = run.lock("plain", owner)
+        page = visits.open(builder.address("/runs/stopped"))
+        page.get_by_role("button", name="Stop", exact=True).click()
+        expect(page.get_by_text("It was asked to stop")).to_be_visible()
+        assert (progress / "stop").is_file()
+        assert trainer.poll() is None
+        visits.keep(page, "asked")
+        (progress / "lock").unlink()  # as a training that ends
+    finally:
+        trainer.kill()
+        trainer.wait()
+    expect(page.get_by_role("button", name="Start", exact=True)).to_be_visible()
+    expect(page.locator(".state.stopped")).to_be_visible()
+    visits.keep(page, "stopped")
+    check_look(page)
 
 
 def test_from_nothing_to_an_offloading_phase_of_sdxl(visits: Visits, builder: Builder) -> None:
@@ -117,6 +182,7 @@ def test_files_of_a_guide_are_imported(
     assert page.locator(".problem").count() == 0
     name = names[0].replace("/", "-").partition(".")[0]
     visits.keep(page, name)
+    check_look(page)
     page.locator("[name=name]").first.fill(name)
     keep.click()
     expect(page.locator("#form")).to_be_visible()

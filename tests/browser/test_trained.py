@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.browser.builder_server import Builder
-from tests.browser.checks import CAPTIONS, FACES, LOOKS, ends, fonts_of, serious_problems, sideways
+from tests.browser.checks import CAPTIONS, FACES, LOOKS, check_look, ends, fonts_of
 from tests.browser.conftest import Visits
 from tests.browser.training import RUN, SMALL
 
 from zerotrain import artifact
+
+SHEET = 718
+"""Width in CSS pixels of what a browser prints on A4 with its default margins."""
 
 
 def test_a_configuration_of_the_page_trains_to_weights(trained: Path) -> None:
@@ -45,8 +48,7 @@ def test_run_page(visits: Visits, builder: Builder, trained: Path, scheme: str, 
     """It fits the window, and axe-core finds nothing serious."""
     page = visits.open(builder.address(f"/runs/{RUN}"), scheme=scheme, width=width)
     visits.keep(page, f"{scheme}-{width}")
-    assert sideways(page) <= 0
-    assert serious_problems(page) == []
+    check_look(page)
 
 
 def phases_of(run: Path) -> list[str]:
@@ -71,10 +73,23 @@ def test_report(visits: Visits, report: Path, scheme: str, width: int) -> None:
     visits.keep(page, f"{scheme}-{width}")
     # axe-core is a script.
     page = visits.open(report.as_uri(), scheme=scheme, width=width)
-    assert sideways(page) <= 0
-    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-    assert sideways(page) <= 0
-    assert serious_problems(page) == []
+    check_look(page)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_report_on_paper(visits: Visits, report: Path, scheme: str) -> None:
+    """Black on white whatever the screen's colours, no wider than a sheet of A4, and without the
+    links that only a screen needs; what is folded is printed folded."""
+    page = visits.open(report.as_uri(), scheme=scheme, width=SHEET)
+    page.emulate_media(media="print")
+    visits.keep(page, f"{scheme}-{SHEET}")
+    check_look(page)
+    ink, paper = (
+        page.locator("body").evaluate(f"body => getComputedStyle(body).{one}")
+        for one in ("color", "backgroundColor")
+    )
+    assert (ink, paper) == ("rgb(28, 31, 35)", "rgb(255, 255, 255)")
+    assert not page.locator("nav").is_visible()
 
 
 def test_a_picture_is_enlarged_without_scripts(visits: Visits, report: Path) -> None:

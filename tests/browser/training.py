@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from tests.browser.builder_server import Builder
+from tests.browser.checks import check_look
 from tests.browser.conftest import Visits
 from tests.browser.form import change, write
 
@@ -50,11 +51,14 @@ def train_from_the_page(visits: Visits, builder: Builder) -> Path:
         timeout=STARTED
     )
     visits.keep(page, "running")
-    page.locator("#controls summary").click()
+    check_look(page)
+    if not page.locator("#controls details[open]").count():
+        page.locator("#controls summary").click()
     page.locator("[name=preset]").select_option("torch")
     page.get_by_role("button", name="Show what changes").click()
     page.get_by_role("heading", name=f"Switch {RUN}").wait_for(timeout=PLANNED)
     visits.keep(page, "switch")
+    check_look(page)
     page.get_by_role("button", name="Switch", exact=True).click()
     expect(page.locator(".state.finished")).to_be_visible(timeout=FINISHED)
     visits.keep(page, "finished")

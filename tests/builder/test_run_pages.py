@@ -90,6 +90,10 @@ def test_buttons_follow_the_state(
     assert "/runs/cats/switch/plan" in page
     assert "/runs/cats/start" not in page
     assert client.get("/runs/cats/controls?mode=training").status_code == 204
+    (run.folder.phase("plain").progress / "stop").touch()
+    asked = client.get("/runs/cats/controls?mode=training").text
+    assert "It was asked to stop" in asked
+    assert "<button" not in asked
     (run.folder.phase("plain").progress / "lock").unlink()
     assert "/runs/cats/start" in client.get("/runs/cats/controls?mode=training").text
     stopped = []

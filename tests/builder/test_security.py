@@ -7,6 +7,7 @@ from starlette.testclient import TestClient
 from tests.builder.conftest import ADDRESS, SETTINGS
 
 from zerotrain.builder.app import create_app
+from zerotrain.builder.importing import MOST_BYTES, MOST_FILES
 from zerotrain.builder.settings import BuilderSettings
 
 
@@ -81,6 +82,23 @@ def test_a_large_body_is_refused(client: TestClient, stated: bool) -> None:
         "/build", content=body, headers={"Content-Type": "application/x-www-form-urlencoded"}
     )
     assert (answer.status_code, "larger than 2 MiB" in answer.text) == (413, True)
+
+
+def test_a_large_upload_is_refused(client: TestClient) -> None:
+    """A file beyond the limit of one by its size, all of them together before any is read, and one
+    file too many; each with its limit."""
+    file, request = "more than 256 KiB", "larger than 2 MiB"
+    for sizes, status, what in (
+        ([MOST_BYTES + 1], 422, file),
+        ([1, MOST_BYTES + 1], 422, file),
+        ([SETTINGS.most_bytes + 1], 413, request),
+        ([MOST_BYTES] * 9, 413, request),
+        ([1] * (MOST_FILES + 1), 422, f"more than {MOST_FILES}"),
+        ([1] * (MOST_FILES + 2), 422, f"more than {MOST_FILES}"),
+    ):
+        dropped = [("files", (f"{n}.json", b" " * size)) for n, size in enumerate(sizes)]
+        answer = client.post("/import", files=dropped)
+        assert (answer.status_code, what in answer.text) == (status, True), answer.text
 
 
 def test_every_answer_forbids_inline_scripts_and_frames(client: TestClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -9,11 +10,16 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from tests.builders.traced_models import traced_model
 
 from zerotrain.builder.draft import read_draft
 from zerotrain.builder.traces import Traces, Tracing
 from zerotrain.launch.planner import trace_store
-from zerotrain.launch.planner.architecture import Architecture
+from zerotrain.launch.planner.architecture import (
+    Architecture,
+    find_architecture,
+    read_shipped,
+)
 from zerotrain.launch.planner.traced import ModelShapes, TracedModel
 from zerotrain.launch.planner.tracing import Tracer
 
@@ -137,6 +143,57 @@ def test_what_was_shown_before_is_not_traced(client: TestClient, traces: Traces,
         assert client.post("/build", data=form, headers={"HX-Current-URL": before}).is_success
     wait_for(lambda: len(calls.read_text().splitlines()) >= 2)
     assert len(calls.read_text().splitlines()) == 2
+
+
+def write_folder(folder: Path) -> Path:
+    """The configurations of an SDXL's parts, without any weights."""
+    (known,) = read_shipped("sdxl")
+    index: dict[str, object] = {"_class_name": "StableDiffusionXLPipeline"}
+    for name, part in known.parts.items():
+        index[name] = [part.library, part.class_name]
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text(json.dumps(part.config))
+    (folder / "model_index.json").write_text(json.dumps(index))
+    return folder
+
+
+def write_header(file: Path, count: int) -> Path:
+    """A file of safetensors that ends after its header, of so many parameters of a denoiser."""
+    entry = {"dtype": "F16", "shape": [count], "data_offsets": [0, 2 * count]}
+    header = json.dumps({"model.diffusion_model.a": entry}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    return file
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_base_of_the_user_is_planned_without_its_weights(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """By config.json files, or by the header of one file; one that no model has is a sentence."""
+    bases: list[Architecture] = []
+
+    def known(tracer: Tracer) -> TracedModel:
+        bases.append(find_architecture("sdxl", tracer._base))
+        return traced_model(batch=8)
+
+    monkeypatch.setattr(Tracer, "known", known)
+    (sdxl,) = read_shipped("sdxl")
+    count = sdxl.trained.parameters
+    assert count is not None
+    base = (
+        write_folder(tmp_path / "own")
+        if kind == "folder"
+        else write_header(tmp_path / "own.safetensors", count)
+    )
+    form = {"from": FULL, "machine.gpu": "RTX 4090", "base": str(base), "revision": ""}
+    text = client.post("/build", data=form).text
+    assert text.count('<li class="preset') == 7, text
+    assert {one.source for one in bases} == {str(base)}
+    assert {one.trained.config["cross_attention_dim"] for one in bases} == {2048}
+    other = write_header(tmp_path / "other.safetensors", 31)
+    text = client.post("/build", data={**form, "base": str(other)}).text
+    assert "31 parameters of a denoiser are in its header" in text
+    assert '<li class="preset' not in text
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from io import BytesIO
@@ -88,9 +89,14 @@ def show(settings: ReportSettings, phases: list[Path], folder: Path) -> Page:
     return Page((folder / "report" / "index.html").read_text())
 
 
-def phase(folder: Path, *, wide: bool = False, **metrics: object) -> Path:
-    """An evaluated phase, also of wide images."""
+def phase(
+    folder: Path, *, wide: bool = False, others: Mapping[str, str] = {}, **metrics: object
+) -> Path:
+    """An evaluated phase, also of wide images; other grids have a colour by their file."""
     with artifact.publish(folder / "evaluation", "evaluation") as draft:
+        for file, colour in others.items():
+            made = [[Image.new("RGB", (8, 8), colour)] * 2 for _ in PROMPTS]
+            draw_grid(PROMPTS, made).save(draft.folder / file)
         for name in ("loss", "learning_rate"):
             Image.new("RGB", (8, 8), "red").save(draft.folder / f"{name}.png")
         rows = [[Image.new("RGB", (8, 8), colour)] * 2 for colour in COLOURS]
@@ -199,6 +205,7 @@ def test_what_is_missing_is_said(settings, tmp_path):
     """A run without logs, launches, checkpoints and dataset, as of earlier versions."""
     text = show(settings, [phase(tmp_path / "plain", step=3)], tmp_path).text
     for sentence in (
+        "Phase plain: evaluated, and nothing was measured.",
         "There are no images of the base model",
         "No log was found (metrics.jsonl), so there are no curves.",
         "The time of the parts of a step was not recorded.",
@@ -276,6 +283,46 @@ def test_images_before_the_first_step_are_the_base_models(tmp_path):
     assert "There are no images of the base model" not in page.text
 
 
+def test_base_and_weights_without_averaging_stand_in_the_same_row(tmp_path):
+    """The base first; the averaged weights after those of the same phase. A validation's images of
+    the base are not shown twice."""
+    sampling = {"images_per_prompt": 2, "num_inference_steps": 5}
+    raw = RUN | {
+        "data": {"source": "digits", "holdout": 0.5},
+        "evaluate": sampling,
+        "validation": {"prompts": PROMPTS[:1], **sampling},
+    }
+    config = parse_config(raw, "test.yaml")
+    folders = [
+        phase(tmp_path / "plain", step=3, others={"base.png": "lime", "raw.png": "yellow"}),
+        phase(tmp_path / "offload", step=7, others={"raw.png": "cyan"}),
+    ]
+    for folder in folders:
+        with artifact.publish(folder / "weights", "weights") as draft:
+            draft.content = {"ema": True}
+    page = show(ReportSettings.of(config), folders, tmp_path)
+    labels = ("base model", "plain, without averaging", "plain (EMA)")
+    labels += ("offload, without averaging", "offload (EMA)")
+    for prompt in PROMPTS:
+        row = " ".join(f"{label} : {prompt} close" for label in labels)
+        assert f"{prompt} {row}" in page.text
+    colours = [picture.convert("RGB").getpixel((70, 5)) for picture in page.samples]
+    lime, yellow, cyan = (0, 255, 0), (255, 255, 0), (0, 255, 255)
+    own = [(255, 0, 0), (0, 0, 255)]
+    assert colours == [one for red in own for one in (lime, yellow, red, cyan, red)]
+    assert "without averaging." not in page.text
+    assert "There are no images of the base model" not in page.text
+    launched(folders[0], config)
+    samples = folders[0] / "progress" / "samples"
+    samples.mkdir(parents=True)
+    grid = draw_grid(PROMPTS[:1], [[Image.new("RGB", (8, 8), "white")] * 2])
+    grid.save(samples / "step-00000000.png")
+    page = show(ReportSettings.of(config), folders, tmp_path)
+    assert page.text.count("base model : a red house") == 1
+    colours = [picture.convert("RGB").getpixel((70, 5)) for picture in page.samples]
+    assert (colours[0], colours[5]) == ((255, 255, 255), lime)
+
+
 def test_large_samples_are_compressed(settings, tmp_path, monkeypatch):
     """As WebP, and the page says so; a picture keeps its size."""
     monkeypatch.setattr(samples, "MOST_BYTES", 100)
@@ -318,8 +365,9 @@ def test_the_page_says_what_it_was_made_of(settings, tmp_path):
     only = phase(tmp_path / "plain", step=3)
     source = open_source(settings.data)
     sizes = {"scan-0000": (64, 32), "scan-0001": (16, 16)}
+    hostile = "<img src=x onerror=alert(1)> <script>alert(2)</script>"
     samples = [
-        Sample(name, source.sha256(name), "a digit", "", size, size, (0, 0, min(size)), "train")
+        Sample(name, source.sha256(name), hostile, "", size, size, (0, 0, min(size)), "train")
         for name, size in sizes.items()
     ]
     publish_dataset(tmp_path / "data", IMAGES, samples, repeats=1)
@@ -337,6 +385,9 @@ def test_the_page_says_what_it_was_made_of(settings, tmp_path):
         (draft.folder / "state.json").write_text("{}")
     page = show(settings, [only], tmp_path)
     text = page.text
+    assert hostile in text
+    assert "script" not in page.tags
+    assert "x" not in page.sources
     assert "Samples trained on 2 Sizes width in pixels 16 to 64, median 40" in text
     assert "left out" not in text
     assert "enlarged images 1 of 2 are smaller than 32 px and are enlarged, up to 2.0 times" in text

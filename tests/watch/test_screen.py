@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,6 +175,41 @@ def test_a_pipe_to_the_end(run: WatchedRun, capsys: pytest.CaptureFixture[str]) 
     assert done.stdout == "digits: finished, offload step 500 of 700, loss 0.0020, 10.00 steps/s\n"
     assert command.watch(None, None, None, once=False, as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "finished"
+
+
+def test_a_pipe_follows_a_training(run: WatchedRun) -> None:
+    """A line as soon as the files change, in plain text; the end of the run is its last."""
+    trainer = start_stand_in(Path())
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "zerotrain", "watch", "digits", "--interval", "0.1"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        started = psutil.Process(trainer.pid).create_time()
+        progress = run.lock("offload", replace(this_process(), pid=trainer.pid, started=started))
+        assert watch.stdout is not None
+        lines = [watch.stdout.readline()]
+        run.log("offload", 600)
+        lines.append(watch.stdout.readline())
+        run.finish("offload", 700)
+        run.make(run.folder.report)
+        (progress / "lock").unlink()
+        lines += watch.stdout.read().splitlines(keepends=True)
+        assert watch.wait(60) == 0
+        assert lines[:2] == [
+            f"digits: running, train offload, step {step} of 700, loss {1 / step:.4f}, "
+            f"10.00 steps/s, 0:{(700 - step) // 10} left\n"
+            for step in (500, 600)
+        ]
+        assert (
+            lines[-1] == "digits: finished, offload step 600 of 700, loss 0.0017, 10.00 steps/s\n"
+        )
+        assert all(one.rstrip("\n").isprintable() for one in lines)
+        assert trainer.poll() is None
+    finally:
+        for process in (trainer, watch):
+            process.kill()
+            process.wait()
 
 
 def test_how_a_watch_ends(

@@ -103,6 +103,9 @@ def test_why_names_each_cause_in_a_sentence(built, edit):
     stages = re.search(r"^(\d+) stages? would run", text, re.M)
     assert stages
     assert int(stages[1]) == sum(built.planned("train").values())
+    [time, disk] = text.splitlines()[-2:]
+    assert re.search(r" would run in (about \d+:\d\d(:\d\d)?, as |an unknown time: )", time)
+    assert re.fullmatch(r"on disk: .+; [\d.]+ [kMG]B are free", disk)
 
 
 def test_a_dry_run_begins_with_the_causes(built):

@@ -26,6 +26,8 @@ from zerotrain.builder.writing import check_name
 from zerotrain.errors import PipelineError
 
 PRECISIONS = ("", "bf16", "fp16", "no")
+MOST_PARTS = 1000
+"""Files that a request may hold, within its bytes; import_drop has the limit of an import."""
 FORM = {"precisions": PRECISIONS, "most_files": MOST_FILES}
 
 
@@ -37,7 +39,7 @@ def show(_: Request) -> Response:
 async def read(request: Request) -> Response:
     """Answer with what became of each key, or with everything that stops the import."""
     async with request.form(
-        max_files=MOST_FILES + 1, max_fields=20, max_part_size=MOST_BYTES + 1
+        max_files=MOST_PARTS, max_fields=20, max_part_size=MOST_BYTES + 1
     ) as form:
         files: dict[str, bytes] = {}
         for one in form.getlist("files"):

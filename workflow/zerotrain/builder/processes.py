@@ -153,6 +153,12 @@ def stop(run: str) -> str:
     return f"pid {', '.join(map(str, pids))} was interrupted, as by Ctrl-C; finished stages stay."
 
 
+def is_asked_to_stop(run: str) -> bool:
+    """Return whether a training of the run has been asked to stop and is still at work."""
+    stops = RunFolder(run).path.glob(f"*/progress/{STOP}")
+    return any(trainer_of(stop.parent) is not None for stop in stops)
+
+
 def plan_switch(run: str, choice: SwitchChoice) -> str:
     """Return what `zerotrain switch --dry-run` says: the diff of the configuration, and the jobs.
 

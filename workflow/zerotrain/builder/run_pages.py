@@ -25,6 +25,7 @@ from zerotrain.builder.processes import (
     PRECISIONS,
     SwitchChoice,
     What,
+    is_asked_to_stop,
     is_at_work,
     plan_switch,
     read_output,
@@ -173,6 +174,7 @@ def _controls(request: Request, run: str) -> dict[str, Any]:
         mode = "switching"
     elif state.state in BUSY or is_at_work(run):
         mode = "training" if _trains(state) else "working"
+        mode = "stopping" if mode == "training" and is_asked_to_stop(run) else mode
     else:
         mode = "finished" if state.state == "finished" else "idle"
     presets = sorted(file.stem for file in PRESETS.glob("*.yaml"))

@@ -229,6 +229,7 @@ class EvaluateSettings(StageSettings):
     evaluate: EvaluateConfig
     seed: int
     phase: Annotated[str, From("phase.name"), OF_PATHS]
+    first_phase: Annotated[str, From("phases.0.name"), OF_WEIGHTS]
     family: Annotated[str, OF_CODE]
     is_text: Annotated[bool, OF_CODE]
     data: Annotated[DataConfig, OF_DATASET]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from zerotrain.artifact.tensor_file import FLOAT_TYPES
 from zerotrain.cache.reader import Cache, read_cache
 from zerotrain.config.stage_settings import EvaluateSettings
 from zerotrain.data.conditioning_file import read_conditioning_images
@@ -20,6 +24,8 @@ from zerotrain.evaluation.judge import Judge
 from zerotrain.evaluation.results import Measured, spread
 from zerotrain.models.families import load_family
 from zerotrain.models.families.conditioning import check_sampling
+from zerotrain.state.open import PerLayerView
+from zerotrain.state.position import MASTER, Source
 from zerotrain.training.reporting.grid import draw_grid
 from zerotrain.training.reporting.holdout_loss import HeldOutImages, conditions, holdout_loss
 
@@ -28,10 +34,31 @@ if TYPE_CHECKING:
 
 MOST_PROMPTS = 10
 """Maximum of captions that are used as prompts if the configuration names none."""
+ADAPTER = re.compile(r"\.default(_0)?(?=\.|$)")
+"""The name of an adapter in those of its parameters: peft's, and that of diffusers' loader."""
+
+
+@dataclass(frozen=True)
+class Companion:
+    """Weights of which a grid is made with the prompts and seeds of a phase's own."""
+
+    file: str
+    """Name of the grid's file."""
+    weights: Path
+    """Their folder."""
+    values: Source | None = None
+    """The training whose weights replace the trained ones of the folder; None for none."""
+    dtype: str = "fp32"
+    """Type that these are rounded to, a key of FLOAT_TYPES: that of the folder."""
 
 
 def measure_images(
-    settings: EvaluateSettings, dataset: Path, cache: Path, weights: Path, device: str
+    settings: EvaluateSettings,
+    dataset: Path,
+    cache: Path,
+    weights: Path,
+    device: str,
+    companions: Sequence[Companion] = (),
 ) -> Measured:
     """Sample a grid, and measure prompt accuracy by the judge and loss on held-out samples.
 
@@ -41,6 +68,7 @@ def measure_images(
         cache: Folder of the phase's cache.
         weights: Folder of the phase's weights.
         device: The device to compute on.
+        companions: Weights of which the square grid alone is made as well.
 
     Raises:
         PipelineError: the judge has no image or knows none of the prompts, or a conditioning
@@ -55,6 +83,10 @@ def measure_images(
         f"{size[0]}x{size[1]}": _sample(settings, prompts, None, weights, device, size)
         for size in settings.evaluate.sizes or ()
     }
+    compared = {
+        one.file: _sample(settings, prompts, conditioning, one.weights, device, resolution, one)
+        for one in companions
+    }
     given = [[_square(image, resolution) for image in images] for images in conditioning or ()]
 
     def write(folder: Path) -> None:
@@ -64,6 +96,8 @@ def measure_images(
                 (folder / file).parent.mkdir(exist_ok=True)
                 image.save(folder / file)
         _save(rows, folder / "samples")
+        for file, more in compared.items():
+            draw_grid(prompts, more, given or None).save(folder / file)
         for size, more in others.items():
             draw_grid(prompts, more).save(folder / f"grid-{size}.png")
             _save(more, folder / f"samples-{size}")
@@ -148,6 +182,7 @@ def _sample(
     weights: Path,
     device: str,
     resolution: int | tuple[int, int],
+    companion: Companion | None = None,
 ) -> list[list[Image]]:
     """Sample a row of images for each prompt, with the same seeds in every phase.
 
@@ -157,18 +192,39 @@ def _sample(
     places = [(number, column) for number in range(len(prompts)) for column in range(count)]
     family = load_family(settings.family)
     assert family.modality == "image"
-    images = family.sample(
-        weights,
+    sample: Callable[..., list[Image]] = partial(family.sample, weights, device=device)
+    if companion and companion.values:
+        from zerotrain.models.families.placement import place_pipeline
+
+        pipeline = family.load_pipeline(weights, device)
+        put_values(getattr(pipeline, family.trained_part), companion.values, companion.dtype)
+        sample = partial(family.draw, place_pipeline(pipeline, device))
+    images = sample(
         [prompts[number] for number, _ in places],
         [int(generator(settings.seed, IMAGE_SEEDS, *place).integers(2**63)) for place in places],
         settings.evaluate,
         resolution=resolution,
-        device=device,
         max_sequence_length=settings.max_sequence_length,
         long_captions=settings.long_captions,
         conditioning=conditioning and [conditioning[number] for number, _ in places],
     )
     return [images[start : start + count] for start in range(0, len(images), count)]
+
+
+def put_values(model: torch.nn.Module, trained: Source, dtype: str) -> None:
+    """Put a training's weights in place of those that a model, or its adapter, was exported with.
+
+    Args:
+        model: The trained part of a pipeline that was loaded from the export.
+        trained: The training.
+        dtype: Type of the export, a key of FLOAT_TYPES, to which they are rounded first.
+    """
+    own = {ADAPTER.sub("", name): parameter for name, parameter in model.named_parameters()}
+    layers = PerLayerView(trained)  # as exported
+    with torch.no_grad():
+        for name in layers.names:
+            value = layers.tensor(name, MASTER).to(FLOAT_TYPES[dtype])
+            own[ADAPTER.sub("", name)].copy_(value)
 
 
 def _judge(

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 ANSWERS = "answers.jsonl"
+BASE, RAW = "base.png", "raw.png"
+"""Grids of an evaluation next to its own: of the base model, and of the weights whose average is
+what is exported."""
 
 Item = TypeVar("Item")
 

@@ -1,7 +1,8 @@
 """evaluate: sample from a phase's weights, and measure them.
 
-It reads weights and state, never a checkpoint. What is specific to images or text is in
-zerotrain.evaluation; the loss curve and the resources of the training are the same for both.
+It reads weights and state, never a checkpoint, and with a run's first phase the base. What is
+specific to images or text is in zerotrain.evaluation; the loss curve and the resources of the
+training are the same for both.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from zerotrain import artifact
-from zerotrain.artifact import RECORDS, write_json
+from zerotrain.artifact import RECORDS, Artifact, write_json
 from zerotrain.config.stage_settings import EvaluateSettings
 from zerotrain.evaluation.curves import (
     draw_curve,
@@ -28,12 +29,15 @@ from zerotrain.evaluation.curves import (
     write_metrics,
     write_validations,
 )
-from zerotrain.evaluation.images import measure_images
+from zerotrain.evaluation.images import Companion, measure_images
+from zerotrain.evaluation.results import BASE, RAW
 from zerotrain.evaluation.text import measure_text
 from zerotrain.machine.device import device_type
 from zerotrain.machine.disk_errors import check_writable
 from zerotrain.machine.memory_watch import MemoryWatch, memory_lines, memory_metrics
 from zerotrain.machine.output import print_detail
+from zerotrain.models.base import KIND as BASE_KIND
+from zerotrain.state.position import EMA_SLOT
 from zerotrain.state.state import State
 
 KIND = "evaluation"
@@ -58,7 +62,8 @@ def evaluate(
         state: Folder of the phase's state, for its log and resources.
         output: Folder to publish: loss.csv, validation.csv if there are validations, metrics.csv,
             loss.png, learning_rate.png, records/memory.csv, and for images grid.png, samples/ and
-            conditioning/, and a grid and samples of each of evaluate.sizes; for text answers.jsonl.
+            conditioning/, and a grid and samples of each of evaluate.sizes; base.png in the first
+            phase, raw.png where the weights are averaged ones; for text answers.jsonl.
         metrics: JSON file to write.
 
     Raises:
@@ -79,13 +84,16 @@ def evaluate(
     }
     trained = State(state)
     parents["state"] = trained.artifact
+    if (base := find_base(settings, parents["weights"])) is not None:
+        parents["base"] = base
+    companions = _companions(parents["weights"], base, trained)
     logged = trained.artifact.path(f"{RECORDS}metrics.jsonl")
     log, validations = read_log(logged), read_validations(logged)
     memory = MemoryWatch()
     made = (
         measure_text(settings, dataset, weights, device)
         if settings.is_text
-        else measure_images(settings, dataset, cache, weights, device)
+        else measure_images(settings, dataset, cache, weights, device, companions)
     )
     uses = memory.use()
     measured = {
@@ -128,6 +136,27 @@ def evaluate(
     shown = ", ".join(f"{key} {value:.4g}" for key, value in measured.items() if value is not None)
     print(f"{phase}: {shown}, train_seconds {used['train_seconds']:.4g}")
     print_detail(f"  made     {output / made.shown}\n  metrics  {metrics}\n  weights  {weights}")
+
+
+def find_base(settings: EvaluateSettings, weights: Artifact) -> Artifact | None:
+    """Return the base that the first phase began with; None if it is gone, and for text."""
+    parent = weights.parents.get("base")
+    if settings.is_text or settings.phase != settings.first_phase or parent is None:
+        return None
+    folder = Path(parent["path"])
+    if not artifact.is_published(folder):
+        return None
+    if artifact.read_manifest(folder, BASE_KIND).identity != parent["identity"]:
+        return None
+    return artifact.read(folder, BASE_KIND)
+
+
+def _companions(weights: Artifact, base: Artifact | None, trained: State) -> list[Companion]:
+    """List the weights whose grids stand next to that of the phase in the report."""
+    found = [] if base is None else [Companion(BASE, base.folder)]
+    if weights.content.get("ema") and EMA_SLOT in trained.slots:
+        found.append(Companion(RAW, weights.folder, trained, weights.content["dtype"]))
+    return found
 
 
 def _mean_loss(log: list[dict[str, Any]]) -> float | None:

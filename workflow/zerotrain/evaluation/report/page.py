@@ -80,7 +80,8 @@ def in_short(facts: RunFacts) -> list[str]:
         spans = [span for span in facts.history.spans if span.phase == phase.name]
         steps = f", steps {spans[0].first + 1:,} to {spans[0].last:,}" if spans else ""
         preset = f" ({phase.launch.launch.preset})" if phase.launch else ""
-        lines.append(f"Phase {phase.name}{preset}{steps}: {', '.join(words) or 'not evaluated'}.")
+        nothing = "evaluated, and nothing was measured" if phase.evaluation else "not evaluated"
+        lines.append(f"Phase {phase.name}{preset}{steps}: {', '.join(words) or nothing}.")
     for switch in facts.history.switches:
         if switch.jump is not None:
             place = f"At the switch from {switch.before} to {switch.after} the training loss"

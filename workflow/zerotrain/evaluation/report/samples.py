@@ -14,13 +14,14 @@ from zerotrain.artifact import Artifact
 from zerotrain.artifact.layout import PhaseFolder
 from zerotrain.evaluation.report.facts import PhaseFacts, RunFacts
 from zerotrain.evaluation.report.parts import Missing, Picture, Table
-from zerotrain.evaluation.results import ANSWERS, compare_metrics, read_answers
+from zerotrain.evaluation.results import ANSWERS, BASE, RAW, compare_metrics, read_answers
 from zerotrain.training.reporting.grid import cut_rows
 
 if TYPE_CHECKING:
     from zerotrain.config.models import EvaluateConfig, Phase
 
 GRID, STEPS = "grid.png", "steps.png"
+BASE_LABEL, AVERAGED = "base model", " (EMA)"
 MOST_ANSWERS = 50
 MOST_BYTES = 2_000_000
 """Bytes of all samples beyond which they are compressed with loss."""
@@ -98,12 +99,12 @@ def gather_samples(
         )
     elif last is not None and last.evaluation is not None:
         base = _baseline(phases, facts.phases, evaluate)
-        if not base:
-            missing.note(
-                "There are no images of the base model: a validation of the first phase with the "
-                "prompts and the sampler of `evaluate` makes them before the first step."
-            )
         sources = [(_label(phase), phase.evaluation) for phase in evaluated if phase.evaluation]
+        if not base and not any(BASE in evaluation.files for _, evaluation in sources):
+            missing.note(
+                "There are no images of the base model: the evaluation of the first phase makes "
+                "them if the base is still there."
+            )
         grids = [join_grids(size, sources, base) for size in grid_sizes(last.evaluation)]
         over_steps = list(_over_steps(facts.phases))
     grids, over_steps, compressed = compress(grids, over_steps)
@@ -126,7 +127,11 @@ def _note_missing(facts: RunFacts, missing: Missing) -> None:
         missing.note(f"Phase {name} has not been evaluated.")
     for name in facts.later:
         missing.note(f"Phase {name} has not started.")
-    averaged = [phase.name for phase in facts.phases if phase.averaged]
+    averaged = [
+        phase.name
+        for phase in facts.phases
+        if phase.averaged and not (phase.evaluation and RAW in phase.evaluation.files)
+    ]
     if averaged:
         both = bool(facts.history.series("val_loss_ema"))
         missing.note(
@@ -137,7 +142,7 @@ def _note_missing(facts: RunFacts, missing: Missing) -> None:
 
 
 def _label(phase: PhaseFacts) -> str:
-    return f"{phase.name} (EMA)" if phase.averaged else phase.name
+    return phase.name + AVERAGED if phase.averaged else phase.name
 
 
 def _list(names: Sequence[str]) -> str:
@@ -154,6 +159,8 @@ def grid_sizes(evaluation: Artifact) -> list[str]:
 def join_grids(size: str, sources: Sequence[Source], base: Mapping[str, Version]) -> Grid:
     """Return each prompt with its images from all sources that have the prompt.
 
+    Those of the base model and of weights without averaging come before their source's own.
+
     Args:
         size: Name of the grids.
         sources: The evaluations, in order.
@@ -165,14 +172,25 @@ def join_grids(size: str, sources: Sequence[Source], base: Mapping[str, Version]
         known = {prompt for own in prompts.values() for prompt in own}
         found = {prompt: [version] for prompt, version in base.items() if prompt in known}
     for label, evaluation in sources:
-        file = f"grid-{size}.png" if size else GRID
-        if file in evaluation.files:
-            for prompt, image in _rows(evaluation.path(file), prompts[label]):
-                found.setdefault(prompt, []).append(_version(label, prompt, image))
+        for shown, file in _files(label, size):
+            if file in evaluation.files:
+                for prompt, image in _rows(evaluation.path(file), prompts[label]):
+                    version, versions = _version(shown, prompt, image), found.setdefault(prompt, [])
+                    # Runs that are compared may share their base.
+                    if not (file == BASE and prompt in base) and version not in versions:
+                        versions.append(version)
     # In the order of the last evaluation, whose prompts are the configuration's.
     order = list(dict.fromkeys([*prompts[sources[-1][0]], *found]))
     rows = [SampleRow(prompt, found[prompt]) for prompt in order if prompt in found]
     return Grid(size, rows)
+
+
+def _files(label: str, size: str) -> list[tuple[str, str]]:
+    """Return labels and names of an evaluation's grids of a size, in the order of the page."""
+    if size:
+        return [(label, f"grid-{size}.png")]
+    raw = f"{label.removesuffix(AVERAGED)}, without averaging"
+    return [(BASE_LABEL, BASE), (raw, RAW), (label, GRID)]
 
 
 def _rows(path: Path, prompts: Sequence[str]) -> list[tuple[str, Image.Image]]:
@@ -196,7 +214,7 @@ def _baseline(
     if not path.is_file():
         return {}
     prompts = [one if isinstance(one, str) else one[0] for one in validation.asked]
-    label = "base model" if step == 0 else f"before step {step + 1:,}"
+    label = BASE_LABEL if step == 0 else f"before step {step + 1:,}"
     return {prompt: _version(label, prompt, image) for prompt, image in _rows(path, prompts)}
 
 
