@@ -329,7 +329,7 @@ def measure_encoding(folder: Path, nano: bool, batch_size: int | None = None) ->
     case = Training("sdxl", "torch", side, 1)
     raw = raw_config(case, nano, 10)
     raw["data"] = {"images": str(images), "num_workers": os.cpu_count()}
-    raw["cache"] = {"batch_size": batch_size} if batch_size else {}
+    raw["cache"] = {"dtype": "fp32", **({"batch_size": batch_size} if batch_size else {})}
     config = parse_config(raw, "gpu.py")
     prepare_dataset(config.data, folder / "dataset")
     base = "nano" if nano else BASES["sdxl"]

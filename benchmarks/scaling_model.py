@@ -279,7 +279,7 @@ class Model:
     def sample_bytes(self) -> tuple[int, int]:
         """Return those of an image and of a caption in the cache."""
         shape = Shape.of(self.run, self.run.base, 1, self.phase.train.resolution)
-        architecture, dtype = self.traced.model.architecture, self.run.cache.dtype
+        architecture, dtype = self.traced.model.architecture, self.run.resolved_cache.dtype
         return cached_bytes(architecture, shape, dtype, flips=self.run.data.random_flip)
 
     def bill(self, samples: int, gpus: int) -> tuple[str, float, float] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import manimgx_fonts
 import matplotlib
 import sklearn.datasets
 from PIL import Image, ImageDraw, ImageFont
@@ -20,8 +21,16 @@ FILES = {
     "hand.png": (PLOTS / "images/hand.png", "an icon of a hand"),
 }
 """By name: a file, which has transparent pixels if it is a PNG, and its caption."""
-EMOJI = "😀😁😂😇😎😭"
-"""Drawn from a font, dark on a transparent ground."""
+EMOJI = {
+    "😀": ("a grinning face", "goldenrod"),
+    "🐈": ("a cat", "sienna"),
+    "🍓": ("a strawberry", "crimson"),
+    "🌳": ("a tree", "forestgreen"),
+    "🚲": ("a bicycle", "navy"),
+    "👨‍👩‍👧": ("a family", "purple"),
+}
+"""Of Noto's set, by their characters: caption and colour, of which the set has one."""
+NOTO = Path(manimgx_fonts.__file__).with_name("NotoEmoji[wght].ttf")
 
 
 def write_real_pictures(folder: Path) -> Path:
@@ -30,10 +39,10 @@ def write_real_pictures(folder: Path) -> Path:
     for name, (file, caption) in FILES.items():
         shutil.copy(file, folder / name)
         (folder / name).with_suffix(".txt").write_text(caption)
-    font = ImageFont.truetype(PLOTS / "fonts/ttf/DejaVuSans.ttf", 60)
-    for number, letter in enumerate(EMOJI):
+    font = ImageFont.truetype(NOTO, 54)
+    for number, (emoji, (caption, ink)) in enumerate(EMOJI.items()):
         image = Image.new("RGBA", (72, 72), (0, 0, 0, 0))
-        ImageDraw.Draw(image).text((36, 36), letter, (40, 30, 20, 255), font, anchor="mm")
+        ImageDraw.Draw(image).text((36, 36), emoji, ink, font, anchor="mm")
         image.save(folder / f"emoji/{number}.webp", lossless=True)
-        (folder / f"emoji/{number}.txt").write_text(f"the emoji {letter}", encoding="utf-8")
+        (folder / f"emoji/{number}.txt").write_text(f"{emoji} {caption}", encoding="utf-8")
     return folder

@@ -67,7 +67,10 @@ def test_pictures_are_cut_to_their_buckets(pictures: Path, tmp_path: Path, capsy
     )
     samples = read_dataset(tmp_path).samples
     assert {one.file: one.original_size for one in samples} == {f: s[0] for f, s in SIZES.items()}
-    assert {one.caption for one in samples} >= {caption for _, caption in FILES.values()}
+    assert {one.caption for one in samples} == {
+        *(caption for _, caption in FILES.values()),
+        *(f"{emoji} {caption}" for emoji, (caption, _) in EMOJI.items()),
+    }
     source = open_source(config.data)
     for sample, view in zip(
         samples, choose_views(samples, SIDE, config.data.aspect_buckets), strict=True

@@ -21,7 +21,6 @@ DIFFERENCES = {
     "base": "the whole repository; what the guide does not name of it, the tokenizer, is small",
     "phases.0.name": "`lora` instead of the importer's `train`",
     "phases.0.launch.accelerate.debug": "checks every collective operation, which costs time",
-    "cache.dtype": "encodings are kept in bf16, as DiffSynth-Studio keeps them",
     "export.dtype": "the adapter is written in bf16, as DiffSynth-Studio writes it",
     "cache.max_sequence_length": "the pipeline's own 512; set 1024 for longer captions",
 }
@@ -77,8 +76,10 @@ def differences(found: ImportedConfig) -> dict[str, tuple[Any, Any]]:
 
     Training and launch are compared in the phase, into which they are merged.
     """
-    imported = leaves(parse_config(found.nested(), "imported").model_dump())
-    recipe = leaves(read_config(RECIPE).model_dump())
+    imported, recipe = (
+        leaves({**run.model_dump(), "cache": run.resolved_cache.model_dump()})
+        for run in (parse_config(found.nested(), "imported"), read_config(RECIPE))
+    )
     return {
         key: (imported.get(key), recipe.get(key))
         for key in dict.fromkeys([*imported, *recipe])

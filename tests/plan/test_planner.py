@@ -178,8 +178,8 @@ def test_the_table_shows_all_of_it(traced: TracedModel) -> None:
     assert "> zero2_offload 57.0 10.7+" in text
     assert "2,567,463,684 parameters, all trained" in text
     assert "Recommended: zero2_offload, the lowest that fits." in text
-    assert "text_encoder_2 2.6 GiB" in text
-    assert "The cache takes 262.1 kB an image and 635.9 kB a distinct caption (fp32)." in text
+    assert "text_encoder_2 1.3 GiB" in text
+    assert "The cache takes 131.1 kB an image and 318.0 kB a distinct caption (bf16)." in text
     assert "An EMA of the weights would take 9.6 GiB more" in text
     without = "\n".join(table(made(traced, None)))
     assert "No GPU is known here" in without

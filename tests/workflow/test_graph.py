@@ -123,6 +123,10 @@ EDITS = {
         config("export:", "cache: {dtype: bf16}\nexport:"),
         FROM_TRAINING | {"cache_latents": 1},
     ),
+    "cache.dtype of a preset, written out": (
+        config("export:", "cache: {dtype: fp32}\nexport:"),
+        NOTHING,
+    ),
     # The first phase's state lies beside its weights, so the second phase is looked at again.
     "export.dtype": (
         config("dtype: fp32", "dtype: bf16"),
@@ -364,6 +368,15 @@ def test_graph_base_folder_edit_reruns_all_but_the_dataset(built_on_folder):
     (built_on_folder.folder / "sdxl" / "unet" / "config.json").write_text('{"sample_size": 8}\n')
     expected = EVERYTHING | {"prepare_dataset": 0, "render_launch": 1}
     assert built_on_folder.planned("train") == without_zeros(expected)
+
+
+@pytest.mark.slow
+def test_graph_cache_of_a_real_base_is_in_bf16(built_on_folder):
+    """Written out, the default is no edit; fp32 is one."""
+    config("export:", "cache: {dtype: bf16}\nexport:")(built_on_folder)
+    assert built_on_folder.planned("train") == NOTHING
+    config("cache: {dtype: bf16}", "cache: {dtype: fp32}")(built_on_folder)
+    assert built_on_folder.planned("train") == FROM_TRAINING | {"cache_latents": 1}
 
 
 def test_graph_touched_files_rerun_nothing(built_on_folder):

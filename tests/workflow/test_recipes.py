@@ -79,7 +79,7 @@ def test_a_recipe_fits_its_machine_before_and_after_training(recipe: str) -> Non
         assert size + RESERVE <= device
         assert size <= host
         return
-    encoders = encoder_bytes(base, config.cache.dtype)
+    encoders = encoder_bytes(base, config.resolved_cache.dtype)
     assert sum(encoders.values()) <= host
     at_work = max(encoders.pop("vae"), sum(encoders.values()))
     assert at_work + WORKING + RESERVE <= device

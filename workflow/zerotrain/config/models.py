@@ -40,6 +40,10 @@ def _power_of_two(value: int) -> int:
     return value
 
 
+Dtype = Literal["fp32", "bf16", "fp16"]
+"""Types that tensors are stored in."""
+
+
 class CacheConfig(Section):
     """How latents and text embeddings are stored."""
 
@@ -52,9 +56,10 @@ class CacheConfig(Section):
         description="Images encoded at a time; other sizes give other last bits. Default: as many "
         "as 1024 x 1024 pixels hold, at most 32; on a GPU as many as half of its memory holds.",
     )
-    dtype: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32",
-        description="Type of stored tensors; on a GPU also the one that text encoders compute in.",
+    dtype: Dtype | None = Field(
+        None,
+        description="Images: type of stored tensors; on a GPU also the one that text encoders "
+        "compute in. Default: bf16; fp32 with `base: nano` and `micro`.",
     )
     max_sequence_length: Whole | None = Field(
         None,
@@ -71,6 +76,12 @@ class CacheConfig(Section):
         description="Images: jobs that encode a range of the keys each, on several machines: a "
         "power of two. See [hpc.md](hpc.md).",
     )
+
+
+class ResolvedCache(CacheConfig):
+    """The section `cache` with the values that follow from the rest of a run."""
+
+    dtype: Dtype = "fp32"
 
 
 def _family(name: str) -> str:
@@ -166,7 +177,7 @@ class ResumeConfig(Section):
 class ExportConfig(Section):
     """What exported weights are."""
 
-    dtype: Literal["fp32", "bf16", "fp16"] = Field(
+    dtype: Dtype = Field(
         "fp32", description="Type of the exported weights; the training state is always fp32."
     )
 
@@ -335,6 +346,13 @@ class RunSections(Section):
     def is_preset(self) -> bool:
         """Whether the base is built from the seed, for the dataset."""
         return self.base in PRESETS
+
+    @property
+    def resolved_cache(self) -> ResolvedCache:
+        """The section `cache` with its defaults for this family and base."""
+        small = self.is_preset or self.is_text  # tokens have no dtype; earlier caches say fp32
+        dtype = self.cache.dtype or ("fp32" if small else "bf16")
+        return ResolvedCache.model_construct(**{**dict(self.cache), "dtype": dtype})
 
     def cache_size(self, phase: Phase) -> int:
         """Return the number that names a phase's cache: pixels of a side, or tokens of a row."""

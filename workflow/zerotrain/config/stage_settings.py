@@ -16,6 +16,7 @@ from zerotrain.config.models import (
     EvaluateConfig,
     ExportConfig,
     Phase,
+    ResolvedCache,
     ResumeConfig,
     RunSections,
 )
@@ -144,7 +145,7 @@ class BuildSettings(StageSettings):
 class CacheSettings(StageSettings):
     """The settings of cache_latents."""
 
-    cache: CacheConfig
+    cache: ResolvedCache
     validation_prompts: list[str | ConditionedPrompt]
     packing: Annotated[bool, From("phases.0.train.packing")]
     long_captions: Annotated[str, From("phases.0.train.long_captions")]
@@ -153,6 +154,11 @@ class CacheSettings(StageSettings):
     base: Annotated[str, OF_MESSAGES]
     family: Annotated[str, OF_CODE]
     data: Annotated[DataConfig, OF_DATASET]
+
+    @classmethod
+    def of(cls, config: RunSections, phase: str = "") -> Self:
+        """Return the settings of a run's stage."""
+        return super().of(config).model_copy(update={"cache": config.resolved_cache})
 
 
 class ImportSettings(TrainedPartSettings):
@@ -188,6 +194,7 @@ class LaunchSettings(TrainedPartSettings):
     is_preset: Annotated[bool, OF_PLANNER]
     base: Annotated[str, OF_PLANNER]
     cache: Annotated[CacheConfig, OF_PLANNER]
+    resolved_cache: Annotated[ResolvedCache, OF_PLANNER]
     data: Annotated[DataConfig, OF_PLANNER]
     export: Annotated[ExportConfig, OF_PLANNER]
 

@@ -169,7 +169,7 @@ def _advice(plan: Plan) -> str:
 
 def _also(plan: Plan, width: int) -> list[str]:
     architecture = plan.traced.model.architecture
-    cache = plan.config.cache
+    cache = plan.config.resolved_cache
     encoders = encoder_bytes(architecture, "fp32" if plan.machine.cpu else cache.dtype)
     lines = []
     if encoders:
