@@ -29,7 +29,7 @@ SMALL = {
     "phase.until": "500",
 }
 """A configuration that a CPU trains, by the form's fields; long enough to be switched."""
-STARTED, PLANNED, FINISHED = 180_000, 90_000, 240_000
+STARTED, PLANNED, FINISHED = 180_000, 90_000, 480_000
 """Milliseconds until the first steps, for the plan of a switch and until the end."""
 
 
