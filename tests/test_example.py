@@ -80,7 +80,7 @@ def check_example(folder: Path, printed: str) -> None:
         pytest.param("qwen-digits", "offload", "prompt_accuracy", 0.9, marks=pytest.mark.soak),
         pytest.param("sums", "offload", "exact_match", 0.9, marks=pytest.mark.soak),
         pytest.param("complaints", "offload", "exact_match", 0.95, marks=pytest.mark.soak),
-        ("complaints", "plain", "exact_match", 0.95),
+        pytest.param("complaints", "plain", "exact_match", 0.95, marks=pytest.mark.soak),
     ],
 )
 def test_a_recipe_learns_its_task(private_project, recipe, phase, metric, bound):

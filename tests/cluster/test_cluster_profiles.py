@@ -136,6 +136,7 @@ def check_two_nodes(job: dict[str, str]) -> None:
     assert job["TresPerNode"] == "gres:gpu:2"
 
 
+@pytest.mark.soak
 @SLURM
 def test_a_job_over_its_memory_gets_more(faked: Project, profile: tuple[str, ...]) -> None:
     """Slurm ends it; the second attempt asks for twice as much, and all else is made."""
@@ -195,6 +196,7 @@ def test_ctrl_c_ends_the_jobs(faked: Project, profile: tuple[str, ...]) -> None:
     assert [job["JobState"] for job in submitted(faked)] == ["CANCELLED", "COMPLETED"]
 
 
+@pytest.mark.soak
 @SLURM
 def test_sigterm_lets_the_job_end(faked: Project, profile: tuple[str, ...]) -> None:
     """Snakemake submits nothing more, and ends with what ran; a second call makes the rest."""

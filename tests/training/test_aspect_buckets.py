@@ -129,7 +129,7 @@ def test_a_batch_trains_as_its_images_one_by_one(training):
     [
         pytest.param("sdxl", 1, marks=pytest.mark.soak),
         pytest.param("sdxl", 2, marks=pytest.mark.slow),
-        pytest.param("sd3", 1, marks=pytest.mark.slow),
+        pytest.param("sd3", 1, marks=pytest.mark.soak),
         pytest.param("sd3", 2, marks=pytest.mark.soak),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_switch_changes_nothing(nano, family, processes):
     ("family", "preset"),
     [
         pytest.param("sdxl", "torch", marks=pytest.mark.soak),
-        pytest.param("sdxl", "zero3_offload", marks=pytest.mark.slow),
+        pytest.param("sdxl", "zero3_offload", marks=pytest.mark.soak),
         pytest.param("sd3", "torch", marks=pytest.mark.slow),
         pytest.param("sd3", "zero3_offload", marks=pytest.mark.soak),
     ],

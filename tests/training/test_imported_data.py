@@ -137,9 +137,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "base"
 
 
+FOLDERS = (kohya_tree, diffsynth_table, imagefolder)
+"""That nothing has to be imported for; tests/data/test_source_list.py reads each in CI."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "given", [simpletuner_backends, kohya_toml, kohya_tree, diffsynth_table, imagefolder]
+    "given",
+    [
+        simpletuner_backends,
+        kohya_toml,
+        *(pytest.param(one, marks=pytest.mark.soak) for one in FOLDERS),
+    ],
 )
 def test_other_programs_datasets_are_trained_from_as_they_are(
     given: Callable[[], tuple[Sections, Drawn]], base, server, tmp_path, monkeypatch

@@ -66,6 +66,7 @@ def test_after_snakemake_alone_dvc_has_nothing_to_do(agreed):
     assert clean(agreed)
 
 
+@pytest.mark.soak
 def test_dvc_a_folder_that_was_made_again_leaves_nothing_to_do(agreed):
     """Neither to Snakemake nor to DVC, which never entered the damaged one."""
     locked = (agreed.folder / "dvc.lock").read_bytes()
@@ -77,6 +78,7 @@ def test_dvc_a_folder_that_was_made_again_leaves_nothing_to_do(agreed):
     assert (agreed.folder / "dvc.lock").read_bytes() == locked
 
 
+@pytest.mark.soak
 def test_an_edited_caption_leaves_the_base_of_a_preset_alone(agreed):
     """Whichever program runs: each continues where the other ended, and both agree on the end."""
     agreed.edit("photos/cat.txt", "a cat", "a cat that sleeps")
@@ -109,6 +111,7 @@ def test_a_dry_run_enters_nothing(agreed):
     assert (agreed.folder / "dvc.lock").read_bytes() == before
 
 
+@pytest.mark.soak
 def test_a_part_of_the_run_enters_that_part(agreed):
     """What was not asked for stays as stale as it is."""
     agreed.edit(CONFIG, "guidance_scale: 3.0", "guidance_scale: 2.0")
@@ -165,6 +168,7 @@ def test_a_run_that_lives_is_not_disturbed(agreed):
     assert manifest.stat().st_mtime > time.time() - 600
 
 
+@pytest.mark.soak
 def test_outputs_that_dvc_brought_back_are_distinguished_from_others(agreed):
     """After `dvc checkout` nothing is to do; an output that no one made is made again."""
     shutil.rmtree(agreed.folder / "results")
@@ -211,6 +215,7 @@ def test_a_stage_of_dvc_whose_code_is_edited_meanwhile_fails(agreed):
     assert agreed.planned("train") == {}
 
 
+@pytest.mark.soak
 def test_dvc_yaml_follows_the_graph(agreed):
     """A phase more, or an import more: after snakemake, dvc.yaml and dvc.lock have it."""
     agreed.edit(CONFIG, "launch: zero2_offload\n", "launch: zero2_offload\n" + MORE)
@@ -225,6 +230,7 @@ def test_dvc_yaml_follows_the_graph(agreed):
     assert stale(agreed) == {"report"}
 
 
+@pytest.mark.soak
 def test_a_stage_of_dvc_that_dvc_yaml_tells_wrong_fails(agreed):
     """DVC would not see edits of a file that dvc.yaml does not name."""
     agreed.append("workflow/zerotrain/extra.py", "VALUE = 1\n")
@@ -238,6 +244,7 @@ def test_a_stage_of_dvc_that_dvc_yaml_tells_wrong_fails(agreed):
     assert agreed.calls() == ["report"]
 
 
+@pytest.mark.soak
 def test_dvc_sees_a_value_that_is_given_for_the_first_time(agreed):
     """It depends on values that stand in the file; one stage depends on all and says that others
     have come."""
@@ -324,6 +331,7 @@ def test_what_could_not_be_done_is_done_by_the_next_call(agreed):
     assert clean(agreed)
 
 
+@pytest.mark.soak
 def test_a_stage_that_comes_back_is_judged_again(agreed):
     """dvc.lock has it from before; what it was made from is not what it would be made from now."""
     text = (agreed.folder / CONFIG).read_text()
@@ -348,6 +356,7 @@ def test_a_run_that_notes_nothing_enters_nothing(flag, agreed):
     assert (agreed.folder / "dvc.lock").read_bytes() == before
 
 
+@pytest.mark.soak
 def test_progress_that_was_deleted_keeps_nothing_else_from_being_entered(agreed):
     """It frees space, and a finished phase needs none."""
     shutil.rmtree(agreed.folder / "results/tiny/plain/progress")
@@ -357,6 +366,7 @@ def test_progress_that_was_deleted_keeps_nothing_else_from_being_entered(agreed)
     assert clean(agreed)
 
 
+@pytest.mark.soak
 def test_a_look_from_another_branch_leaves_what_was_right(agreed):
     """Planned for other values, then for the ones that the outputs were made for: nothing to do."""
     shutil.rmtree(agreed.folder / ".snakemake")

@@ -171,6 +171,7 @@ def test_dvc_restore_leaves_each_edit_its_dependents(edit, restored):
     nothing_to_do(restored)
 
 
+@pytest.mark.soak
 def test_dvc_restore_without_remote_takes_the_cache(stored):
     """What the cache holds needs no remote: results that were removed come back from it."""
     stored.must("dvc", "remote", "remove", "-q", "shelf")
@@ -206,6 +207,7 @@ def test_dvc_restore_repairs_the_cache(harm, stored):
     assert hashes(stored) == before
 
 
+@pytest.mark.soak
 def test_dvc_restore_names_the_configuration(stored):
     """Where dvc.yaml is of another run, the command that is reported is that run's."""
     shutil.copy(stored.folder / CONFIG, stored.folder / "config/b.yaml")
@@ -315,6 +317,7 @@ def test_dvc_weights_are_found_by_their_content(phase, built, twice, tmp_path):
     assert hashes(project) == before
 
 
+@pytest.mark.soak
 def test_dvc_weights_are_found_on_another_branch_and_in_an_experiment(twice, tmp_path):
     """The history of all references is looked through, not of the branch alone; what no commit
     holds yet is found as well."""
@@ -405,6 +408,7 @@ def test_dvc_restore_refuses_with_a_hint(reason, stored):
         assert (hashes(project) if before else {}) == before
 
 
+@pytest.mark.soak
 def test_dvc_restore_replaces_what_it_is_asked_to(stored):
     """--force: a result that was never stored makes room."""
     project = clone(stored)
@@ -447,6 +451,7 @@ def test_dvc_restore_says_what_is_left(stored):
     assert "train_phase" not in said
 
 
+@pytest.mark.soak
 def test_dvc_data_add_tracks_a_folder(stored):
     """A user's folder goes to DVC with a line for the configuration; on a fresh clone it comes back
     with all the rest. Called again it says that nothing has changed, or renews."""
