@@ -29,7 +29,7 @@ SMALL = {
     "phase.until": "500",
 }
 """A configuration that a CPU trains, by the form's fields; long enough to be switched."""
-STARTED, PLANNED, FINISHED = 180_000, 90_000, 480_000
+STARTED, PLANNED, FINISHED = 180_000, 180_000, 480_000
 """Milliseconds until the first steps, for the plan of a switch and until the end."""
 
 
@@ -55,7 +55,7 @@ def train_from_the_page(visits: Visits, builder: Builder) -> Path:
     if not page.locator("#controls details[open]").count():
         page.locator("#controls summary").click()
     page.locator("[name=preset]").select_option("torch")
-    page.get_by_role("button", name="Show what changes").click()
+    page.get_by_role("button", name="Show what changes").click(timeout=PLANNED)
     page.get_by_role("heading", name=f"Switch {RUN}").wait_for(timeout=PLANNED)
     visits.keep(page, "switch")
     check_look(page)
