@@ -88,11 +88,10 @@ def test_a_mapped_shard_whose_bytes_are_not_those_of_its_shape_is_refused(tmp_pa
     """Its views would show another tensor's numbers."""
     save_file({f"{KEY}.a": torch.ones(2, 3), f"{KEY}.b": torch.ones(4)}, tmp_path / "shard")
     data = (tmp_path / "shard").read_bytes()
-    for other in (b"[3,2]", b"[2,2]", b"[2,4]", b"[6,3]"):
+    (tmp_path / "shard").write_bytes(data.replace(b"[2,3]", b"[3,2]"))  # as many numbers
+    assert MappedShard(tmp_path / "shard", "ab").tensors(KEY)["a"].shape == (3, 2)
+    for other in (b"[2,2]", b"[2,4]", b"[6,3]"):
         (tmp_path / "shard").write_bytes(data.replace(b"[2,3]", other))
-        if other == b"[3,2]":  # as many numbers
-            assert MappedShard(tmp_path / "shard", "ab").tensors(KEY)["a"].shape == (3, 2)
-            continue
         with pytest.raises(ValueError, match=f"shard: a of {KEY} has other bytes than its shape"):
             MappedShard(tmp_path / "shard", "ab")
 
