@@ -21,7 +21,7 @@ from zerotrain.errors import EXIT_USER_ERROR
 
 ROOT = Path(__file__).parents[1]
 STAGES = sorted(path.stem for path in (ROOT / "workflow/zerotrain/stages").glob("[a-z]*.py"))
-COMMANDS: dict[str, Any] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = typer.main.get_command(cli.command_line()).commands  # type: ignore[attr-defined]
 
 
 def test_every_stage_is_a_command() -> None:
@@ -84,7 +84,7 @@ def test_a_device_out_of_memory_is_a_sentence(
 )
 def test_every_command_has_help(name: str) -> None:
     """A sentence for the command and one for each of its options."""
-    result = CliRunner().invoke(cli.app, [*name.split(), "--help"])
+    result = CliRunner().invoke(cli.command_line(), [*name.split(), "--help"])
     assert result.exit_code == 0
     command = COMMANDS[name.split()[0]]
     for word in name.split()[1:]:
@@ -97,7 +97,7 @@ def test_every_command_has_help(name: str) -> None:
 @pytest.mark.parametrize("text", ["", "  "])
 def test_an_empty_command_is_no_file(text: str) -> None:
     """`launch import --command ''` is answered as a command, not as a file without a name."""
-    result = CliRunner().invoke(cli.app, ["launch", "import", "--command", text])
+    result = CliRunner().invoke(cli.command_line(), ["launch", "import", "--command", text])
     assert "none of accelerate launch, torchrun, deepspeed and python" in str(result.exception)
 
 
@@ -115,7 +115,10 @@ def test_rules_call_commands_with_options_that_exist(stage: str) -> None:
 def test_a_call_builds_only_the_commands_that_it_names() -> None:
     """The list of commands is the same; one of two words, or after an option's value, is built."""
     listed = CliRunner().invoke(cli.command_line(["--help"]), ["--help"], prog_name="zerotrain")
-    assert listed.stdout == CliRunner().invoke(cli.app, ["--help"], prog_name="zerotrain").stdout
+    assert (
+        listed.stdout
+        == CliRunner().invoke(cli.command_line(), ["--help"], prog_name="zerotrain").stdout
+    )
     words = ["--log", "sample", "cache", "prune", "--dry-run"]
     made: Any = typer.main.get_command(cli.command_line(words))
     assert made.commands["sample"].params
@@ -128,7 +131,7 @@ def test_help_groups_commands_by_what_they_are_for(
 ) -> None:
     """What a person starts with comes first, what rules call last; each command is in one group."""
     monkeypatch.setenv("COLUMNS", "100")
-    text = CliRunner().invoke(cli.app, ["--help"], prog_name="zerotrain").stdout
+    text = CliRunner().invoke(cli.command_line(), ["--help"], prog_name="zerotrain").stdout
     generated(
         ROOT / "tests/golden/cli/help.txt",
         "".join(f"{line.rstrip()}\n" for line in text.splitlines()),
@@ -207,7 +210,7 @@ def test_accept_takes_run_and_phase(tmp_path: Path, monkeypatch, name: str) -> N
     monkeypatch.chdir(tmp_path)
 
     def said(name: str) -> str:
-        return str(CliRunner().invoke(cli.app, ["progress", "accept", name]).exception)
+        return str(CliRunner().invoke(cli.command_line(), ["progress", "accept", name]).exception)
 
     for phase in ("digits/plain", "results/digits/plain", "./results/digits/plain/"):
         assert "ERROR: results/digits/plain: no progress was set aside" in said(phase)
@@ -221,7 +224,7 @@ def test_help_needs_no_torch() -> None:
         "from typer.testing import CliRunner\n"
         "from zerotrain import cli\n"
         "for words in ([], ['train_phase']):\n"
-        "    assert CliRunner().invoke(cli.app, [*words, '--help']).exit_code == 0\n"
+        "    assert CliRunner().invoke(cli.command_line(), [*words, '--help']).exit_code == 0\n"
         "print([name for name in ('torch', 'numpy', 'psutil') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -260,7 +263,7 @@ def test_check_says_what_results_depend_on(tmp_path: Path) -> None:
             "{run: mine, base: someone/sdxl, data: {source: digits}, phases: [{name: a, until: 1}],"
             f" base_copy: {copy}}}"
         )
-        found = CliRunner().invoke(cli.app, ["check", str(path)])
+        found = CliRunner().invoke(cli.command_line(), ["check", str(path)])
         assert (found.exit_code, found.output) == (0, said)
 
 

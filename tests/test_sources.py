@@ -254,7 +254,7 @@ def test_every_stage_has_sources() -> None:
         "from zerotrain.artifact.sources import source_files, training_digest\n"
         "source_files('zerotrain.stages.evaluate', 'zerotrain.models.families.sdxl')\n"
         "training_digest('sdxl')",
-        "from zerotrain.cli import app\nimport zerotrain.importers",
+        "from zerotrain.cli import command_line\ncommand_line(())\nimport zerotrain.importers",
     ],
     ids=["sources", "help"],
 )

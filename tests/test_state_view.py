@@ -86,7 +86,7 @@ def write_weights(folder: Path, values: Tensors) -> Path:
 
 def say(*words: object) -> tuple[int, str]:
     """Exit code and output of a command."""
-    result = CliRunner().invoke(cli.app, list(map(str, words)))
+    result = CliRunner().invoke(cli.command_line(), list(map(str, words)))
     if isinstance(result.exception, PipelineError):
         raise result.exception
     return result.exit_code, result.stdout

@@ -98,7 +98,7 @@ def change_answers(commands: Path, script: str) -> None:
 
 def check(*words: str | Path) -> tuple[int, str]:
     """Exit code and output of the command."""
-    result = CliRunner().invoke(cli.app, ["cluster", "check", *map(str, words)])
+    result = CliRunner().invoke(cli.command_line(), ["cluster", "check", *map(str, words)])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output

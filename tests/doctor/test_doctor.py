@@ -73,12 +73,12 @@ def test_a_sound_machine_has_no_problem(project: Path, here: Any) -> None:
         "    async_io: no", "  zero2: yes, with mixed_precision no, bf16, fp16",
     ):  # fmt: skip
         assert line in text.splitlines()
-    assert CliRunner().invoke(cli.app, ["doctor"]).exit_code == 0
+    assert CliRunner().invoke(cli.command_line(), ["doctor"]).exit_code == 0
 
 
 def test_json_has_the_same_facts(project: Path, here: Any) -> None:
     """Sizes as numbers."""
-    result = CliRunner().invoke(cli.app, ["doctor", "--json"])
+    result = CliRunner().invoke(cli.command_line(), ["doctor", "--json"])
     found = json.loads(result.stdout)
     assert found["problems"] == []
     assert found["host"]["memory_bytes"] == 64 * GIB
@@ -110,7 +110,7 @@ def test_a_broken_installation_is_a_problem(
     report = examine()
     assert report.problems == [problem]
     assert report.facts["presets"]["zero3"] == f"no: {problem}"
-    assert CliRunner().invoke(cli.app, ["doctor"]).exit_code == 1
+    assert CliRunner().invoke(cli.command_line(), ["doctor"]).exit_code == 1
 
 
 def test_an_accelerator_that_does_not_serve_is_a_problem(project: Path, here: Any) -> None:

@@ -42,7 +42,7 @@ SETTINGS = ("--steps", 2, "--guidance", 3.0)
 
 def run_command(command: str, *words: object, progress: bool = True) -> str:
     """What the command prints, with or without its progress, or the message with which it ends."""
-    result = CliRunner().invoke(cli.app, [command, *map(str, words)])
+    result = CliRunner().invoke(cli.command_line(), [command, *map(str, words)])
     if result.exception is not None:
         return str(result.exception)
     return result.output if progress else result.stdout

@@ -286,7 +286,7 @@ def damaged(path: Path, how: str) -> Iterator[None]:
 
 def refusal(words: list[str]) -> str:
     """What a command says that refuses, on both streams."""
-    result = CliRunner().invoke(cli.app, words)
+    result = CliRunner().invoke(cli.command_line(), words)
     assert isinstance(result.exception, PipelineError), result.output + repr(result.exception)
     return f"{result.output}{result.exception}"
 

@@ -59,7 +59,7 @@ def test_every_command_runs(project, monkeypatch):
     commands = re.findall(r"^    zerotrain (.+)$", PAGE.read_text(), re.MULTILINE)
     assert len(commands) > 10
     for command in commands:
-        result = CliRunner().invoke(cli.app, shlex.split(command))
+        result = CliRunner().invoke(cli.command_line(), shlex.split(command))
         assert result.exception is None, f"{command}: {result.exception}"
         assert "wrote" in result.output or command.startswith("generate")
     used = set(re.findall(r"--to (\w+)", "\n".join(commands)))

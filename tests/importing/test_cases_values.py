@@ -267,7 +267,9 @@ def outcomes() -> dict[str, Outcome]:
 def parsed(imported: ImportedConfig) -> RunConfig:
     """The configuration with all defaults, for images that are not looked at."""
     found = imported.nested()
-    return parse_config({**found, "data": {**found.get("data", {}), "images": "-"}}, "case")
+    data = found.get("data", {})
+    place = {} if "path" in data else {"images": "-"}
+    return parse_config({**found, "data": {**data, **place}}, "case")
 
 
 def adapter_of(config: RunConfig) -> dict[str, Any]:

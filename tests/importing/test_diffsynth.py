@@ -351,9 +351,11 @@ def test_two_runs_are_two_files(place: Any, tmp_path: Path) -> None:
     """Without a name for the first there is none for the second, and nothing is written."""
     command = FIRST + second("models/train/plain/epoch-4.safetensors")
     words = ["launch", "import", "--command", command, "--precision", "bf16"]
-    refused = CliRunner().invoke(cli.app, words)
+    refused = CliRunner().invoke(cli.command_line(), words)
     assert "two trainings are two configurations" in str(refused.exception)
-    result = CliRunner().invoke(cli.app, [*words, "--output", str(tmp_path / "mine.yaml")])
+    result = CliRunner().invoke(
+        cli.command_line(), [*words, "--output", str(tmp_path / "mine.yaml")]
+    )
     assert result.exception is None, result.output
     assert "run: plain" in (tmp_path / "mine.yaml").read_text()
     text = (tmp_path / "mine-2.yaml").read_text()

@@ -65,7 +65,7 @@ def keys_of(found: ImportedConfig, outcome: str) -> set[str]:
         (
             {"type": "huggingface", "dataset_name": "people/dogs",
              "caption_strategy": "huggingface", "huggingface": {"caption_column": "long"}},
-            {"images": "data/dogs", "source": "huggingface", "caption_column": "long"},
+            {"path": "people/dogs", "source": "huggingface", "caption_column": "long"},
         ),
     ],
 )  # fmt: skip

@@ -123,10 +123,15 @@ def test_the_programs_keys_are_those_of_datasets_without_them(place: Path) -> No
     assert captions(found) == {"caption_strategy": "instanceprompt", "instance_prompt": "sks"}
 
 
-def test_the_part_of_a_hub_dataset_is_in_the_call_that_brings_it(place: Path) -> None:
+def test_the_part_of_a_hub_dataset_is_chosen(place: Path) -> None:
     """Else the wrong images would be trained on."""
     own = {"type": "huggingface", "dataset_name": "a/b", "caption_strategy": "huggingface"}
-    found = read([DATASET | own | {"split": "validation", "revision": "v1"}, EMBEDS])
+    hub = DATASET | own | {"split": "validation", "revision": "v1"}
+    found = read([hub, EMBEDS])
+    chosen = {key: found.values[f"data.{key}"] for key in ("path", "hub_split", "revision")}
+    assert chosen == {"path": "a/b", "hub_split": "validation", "revision": "v1"}
+    # Each of several is a folder, so that the call which brings it has the part.
+    found = read([hub, DATASET | {"id": "others"}, EMBEDS])
     [told] = [one.reason for one in found.notes if one.key.endswith("dataset_name")]
     assert "load_dataset('a/b', split='validation', revision='v1')" in told
 
@@ -156,7 +161,7 @@ def test_the_part_of_a_hub_dataset_is_in_the_call_that_brings_it(place: Path) ->
         (
             {"type": "huggingface", "dataset_name": "a/b", "caption_strategy": "huggingface",
              "huggingface": {"filter_func": {}}},
-            "huggingface.filter_func: every row of data/b is trained on",
+            "huggingface.filter_func: every row of a/b is trained on",
         ),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from tests.builders.phases import make_phase
 from tests.builders.states import publish_checkpoint
 from typer.testing import CliRunner
 
-from zerotrain.cli import app
+from zerotrain.cli import command_line
 from zerotrain.config.read import read_config
 from zerotrain.launch.planner import advice
 from zerotrain.launch.planner.planner import RESERVE, Plan, PlannedMachine, plan
@@ -104,7 +104,7 @@ def test_the_line_of_the_switch_works(planned: Plan, traced_once: None, copies: 
     least = next(name for name in fitting if not rows[name].useless)
     assert line == f"zerotrain switch flowers --to {least}{named}"
     assert "continues from step 200" in found.what_to_do
-    done = CliRunner().invoke(app, [*shlex.split(line)[1:], "--dry-run"])
+    done = CliRunner().invoke(command_line(), [*shlex.split(line)[1:], "--dry-run"])
     assert done.exit_code == 0, done.output
     assert f"launch: {least}" in done.output
     own = rows["torch"]

@@ -113,7 +113,9 @@ def test_averaged_weights_are_what_is_exported(export: Export, trained: Trained)
         assert torch.equal(state.tensor(name, EMA_SLOT), moments(EMA_SLOT, tensor))
     found = artifact.read(export.weights, "weights")
     assert found.content["ema"] is True
-    said = CliRunner().invoke(cli.app, ["state", "diff", str(export.state), str(export.weights)])
+    said = CliRunner().invoke(
+        cli.command_line(), ["state", "diff", str(export.state), str(export.weights)]
+    )
     assert (said.exit_code, "equal" in said.stdout) == (0, True), said.stdout
     said_left_out = describe_omissions(State(export.state))
     assert said_left_out == ["the averaged weights (ema): DeepSpeed keeps none"]
@@ -562,7 +564,7 @@ def test_tied_tensors_are_filled_from_the_trained_one(
 
 def by_hand(*words: object) -> str:
     """Run `zerotrain export`; its output."""
-    result = CliRunner().invoke(cli.app, ["export", *map(str, words)])
+    result = CliRunner().invoke(cli.command_line(), ["export", *map(str, words)])
     if result.exception:
         raise result.exception
     return result.stdout

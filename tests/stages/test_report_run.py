@@ -39,7 +39,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def call(*words: str) -> str:
     """What the command prints."""
-    done = CliRunner().invoke(cli.app, ["report", *words], catch_exceptions=False)
+    done = CliRunner().invoke(cli.command_line(), ["report", *words], catch_exceptions=False)
     assert done.exit_code == 0
     return done.stdout
 

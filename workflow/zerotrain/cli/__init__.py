@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from zerotrain.cli import caches, groups, inspection, launch, resume, stages, start, weights
+from zerotrain.config.command_options import takes_options
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError, device_out_of_memory
 
 HELP = "Reproducible training: datasets, caches, DeepSpeed ZeRO or none, exported weights."
@@ -104,9 +105,13 @@ def command_line(words: Collection[str] | None = None) -> typer.Typer:
                 made.add_typer(entry if named else listed, rich_help_panel=panel)
             else:
                 named = words is None or entry.__name__ in words
-                command = entry if named else _without_parameters(entry)
+                command = _with_options(entry) if named else _without_parameters(entry)
                 made.command(entry.__name__, rich_help_panel=panel)(command)
     return made
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    return takes_options(command) if "options" in command.__annotations__ else command
 
 
 def _without_parameters(command: Callable[..., None]) -> Callable[[], None]:
@@ -114,9 +119,6 @@ def _without_parameters(command: Callable[..., None]) -> Callable[[], None]:
 
     listed.__doc__ = command.__doc__
     return listed
-
-
-app = command_line()
 
 
 def _after_log(words: list[str]) -> list[str]:

@@ -9,12 +9,11 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.config.command_options import OfRun, takes_options
+from zerotrain.config.command_options import OfRun
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.options import SwitchOptions
 
 
-@takes_options
 def switch(options: SwitchOptions) -> None:
     """End the phase that trains now, export it, and continue under another launch."""
     from zerotrain.pipeline.switch.command import switch

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.config.command_options import takes_options
 from zerotrain.launch.planner.options import PlanOptions
 from zerotrain.pipeline.options import NewOptions
 
@@ -21,7 +20,6 @@ data_app = typer.Typer(
 )
 
 
-@takes_options
 def new(options: NewOptions) -> None:
     """Write a commented configuration for your own images or text."""
     from zerotrain.pipeline.new_run import new
@@ -42,7 +40,6 @@ def check(
         print(line)
 
 
-@takes_options
 def plan(options: PlanOptions) -> None:
     """Predict memory, traffic and time of every preset, without a GPU or weights; say what fits."""
     import gc

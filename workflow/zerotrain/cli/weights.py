@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zerotrain.config.command_options import takes_options
 from zerotrain.export.options import (
     ExportOptions,
     GenerateOptions,
@@ -13,7 +12,6 @@ from zerotrain.export.options import (
 )
 
 
-@takes_options
 def export(options: ExportOptions) -> None:
     """Export a checkpoint or exported weights in any form, after checking it; or a state."""
     from zerotrain.export.command import export_command
@@ -23,7 +21,6 @@ def export(options: ExportOptions) -> None:
     export_command(replace(options, checkpoint=checkpoint, config=config))
 
 
-@takes_options
 def sample(options: SampleOptions) -> None:
     """Make images by exported weights of any format, or by those of a run."""
     from zerotrain.export.sample import sample
@@ -34,7 +31,6 @@ def sample(options: SampleOptions) -> None:
             print(f"wrote {file}")
 
 
-@takes_options
 def generate(options: GenerateOptions) -> None:
     """Answer a prompt by exported weights of a language model, or by those of a run."""
     from zerotrain.export.generate import generate
@@ -45,7 +41,6 @@ def generate(options: GenerateOptions) -> None:
     print("\n---\n".join(answers))
 
 
-@takes_options
 def publish(options: PublishOptions) -> None:
     """Write a model card and upload weights and card to the hub."""
     from zerotrain.export.publish import publish

@@ -30,12 +30,11 @@ OfRun = Annotated[
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the fields of its one parameter, a dataclass, as its own parameters.
+    """Give a command the fields of its one parameter `options`, a dataclass, as its own parameters.
 
     typer reads the type, help and default of each option from them.
     """
-    [parameter] = inspect.signature(command, eval_str=True).parameters.values()
-    options = parameter.annotation
+    options = inspect.signature(command, eval_str=True).parameters["options"].annotation
     assert is_dataclass(options)
     types = get_type_hints(options, include_extras=True)
 

@@ -37,7 +37,7 @@ from zerotrain.importers.program import (
     with_autoencoder,
 )
 from zerotrain.importers.simpletuner_captions import put_captions
-from zerotrain.importers.simpletuner_data import FRAMING, put_hub_dataset
+from zerotrain.importers.simpletuner_data import FRAMING, HUB
 from zerotrain.importers.simpletuner_objective import POSTERIOR
 from zerotrain.launch.keys import Key
 
@@ -80,6 +80,15 @@ CYCLES, POWER = "lr_num_cycles", "lr_power"
 EDM = "playground-v2.5"
 """A model with an EDM noise schedule, which the SDXL scripts use for its training."""
 OF_SCHEDULES = {CYCLES: ("cosine_with_restarts", "num_cycles"), POWER: ("polynomial", "power")}
+
+
+OF_HUB = {
+    "dataset_name": "data.path",
+    "dataset_config_name": "data.subset",
+    "image_column": "data.image_column",
+    "caption_column": "data.caption_column",
+}
+"""Arguments about a dataset of the hub, and our keys."""
 
 
 def is_example(script: str) -> bool:
@@ -199,23 +208,17 @@ def _put_model(arguments: dict[str, Any], result: ImportedConfig, script: str, f
 
 def _put_data(arguments: dict[str, Any], result: ImportedConfig) -> None:
     """Set the images, and their common prompt if no column has captions."""
-    if {"instance_data_dir", "train_data_dir", "dataset_name"} & set(arguments):
-        result.assume("data.source", "folder", "images of a folder")
-    if "dataset_name" in arguments:
-        put_hub_dataset("dataset_name", arguments.pop("dataset_name"), result)
     conditioning = arguments.pop("cond_image_column", None)
-    pairs = caption_columns([conditioning])
-    if conditioning is not None:
-        names = " or ".join(map(" and ".join, pairs))
-        reason = f"files below data.images, in a table with the columns {names}"
-        result.keep(
-            "cond_image_column", conditioning, "data.conditioning_columns", [conditioning], reason
-        )
-    column, prompt = arguments.pop("caption_column", None), arguments.pop("instance_prompt", None)
-    if column is not None:
-        texts = " or ".join(text for _, text in pairs)
-        result.note("changed", "caption_column", column, f"metadata.csv has it as {texts}")
-    if prompt is not None and column is not None:
+    if conditioning is None and "dataset_name" in arguments:
+        result.assume("data.source", "huggingface", "images of a dataset of the hub")
+        captioned = "caption_column" in arguments
+        for name, ours in OF_HUB.items():
+            if name in arguments:
+                result.keep(name, arguments.pop(name), ours)
+    else:
+        captioned = _put_folder(arguments, conditioning, result)
+    prompt = arguments.pop("instance_prompt", None)
+    if prompt is not None and captioned:
         result.ignore("instance_prompt", prompt, "caption_column has the captions")
     elif prompt is not None:
         put_captions({"caption_strategy": "instanceprompt", "instance_prompt": prompt}, result)
@@ -223,6 +226,34 @@ def _put_data(arguments: dict[str, Any], result: ImportedConfig) -> None:
         result.note("kept", "center_crop", True, "", "train.resolution")
     else:
         result.note("changed", "center_crop", False, FRAMING)
+
+
+def _put_folder(
+    arguments: dict[str, Any], conditioning: str | None, result: ImportedConfig
+) -> bool:
+    """Set a folder of images, which may have a table; return whether a column has captions."""
+    if {"instance_data_dir", "train_data_dir", "dataset_name"} & set(arguments):
+        result.assume("data.source", "folder", "images of a folder")
+    if (name := arguments.pop("dataset_name", None)) is not None:
+        result.put(
+            "changed", "dataset_name", name, "data.images", HUB.format(name.rpartition("/")[2]),
+            "images with conditioning images are read from a folder: save those of the dataset "
+            "there",
+        )  # fmt: skip
+    pairs = caption_columns([conditioning] if conditioning is not None else [])
+    if conditioning is not None:
+        names = " or ".join(map(" and ".join, pairs))
+        reason = f"files below data.images, in a table with the columns {names}"
+        result.keep(
+            "cond_image_column", conditioning, "data.conditioning_columns", [conditioning], reason
+        )
+    result.ignore_all(arguments, ["dataset_config_name"], "belongs to dataset_name")
+    reason = "metadata.csv has file_name or image, the one not conditioned on"
+    result.ignore_all(arguments, ["image_column"], reason)
+    if (column := arguments.pop("caption_column", None)) is not None:
+        texts = " or ".join(text for _, text in pairs)
+        result.note("changed", "caption_column", column, f"metadata.csv has it as {texts}")
+    return column is not None
 
 
 def _put_buckets(arguments: dict[str, Any], program: Program, result: ImportedConfig) -> None:

@@ -20,8 +20,8 @@ from zerotrain.importers.simpletuner_captions import filters_by_dataset, put_cap
 NAME = "data_backend_config"
 EMBEDS = ("text_embeds", "image_embeds", "conditioning_image_embeds")
 HUB = "data/{}"
-PARTS_OF_HUB = ("split", "revision")
-"""Keys that choose what is loaded from the hub."""
+PARTS_OF_HUB = {"split": "data.hub_split", "revision": "data.revision"}
+"""Keys that choose what is loaded from the hub, and ours."""
 COLUMNS = ("image_column", "caption_column")
 FRAMING = (
     "the square at the centre of each image is trained on, so images that are no squares are "
@@ -211,7 +211,7 @@ def _put_images(found: Mapping[str, Any], result: ImportedConfig, at: str) -> No
         result.note("kept", f"{NAME}.type", kind, "", "data.source")
     elif kind == "huggingface" and "dataset_name" in found:
         result.keep(f"{NAME}.type", kind, f"{at}source")
-        _put_table_on_disk(found, result, at)
+        _put_hub_dataset(found, result, at)
     else:
         raise PipelineError(
             f"{NAME}.type is {kind}", hint="local with instance_data_dir, or huggingface"
@@ -219,21 +219,26 @@ def _put_images(found: Mapping[str, Any], result: ImportedConfig, at: str) -> No
     result.values.setdefault("data.source", "folder")
 
 
-def _put_table_on_disk(found: Mapping[str, Any], result: ImportedConfig, at: str) -> None:
-    """Set the folder for a dataset of the hub as a table, and its columns.
+def _put_hub_dataset(found: Mapping[str, Any], result: ImportedConfig, at: str) -> None:
+    """Set a dataset of the hub and its columns; one of several is brought to a folder first.
 
     Raises:
         PipelineError: captions are not those of one column, or rows or parts of images are chosen.
     """
     name = found["dataset_name"]
-    chosen = {"split": "train"} | {key: found[key] for key in PARTS_OF_HUB if key in found}
-    words = "".join(f", {key}={value!r}" for key, value in chosen.items())
-    folder = HUB.format(name.rpartition("/")[2])
-    result.put(
-        "changed", f"{NAME}.dataset_name", name, f"{at}images", folder,
-        f"bring it there: datasets.load_dataset({name!r}{words})"
-        f".save_to_disk({folder!r})",
-    )  # fmt: skip
+    if at == "data.":
+        result.keep(f"{NAME}.dataset_name", name, "data.path")
+        for key, ours in PARTS_OF_HUB.items():
+            if key in found:
+                result.keep(f"{NAME}.{key}", found[key], ours)
+    else:
+        chosen = {"split": "train"} | {key: found[key] for key in PARTS_OF_HUB if key in found}
+        words = "".join(f", {key}={value!r}" for key, value in chosen.items())
+        folder = HUB.format(name.rpartition("/")[2])
+        result.put(
+            "changed", f"{NAME}.dataset_name", name, f"{at}images", folder,
+            f"bring it there: datasets.load_dataset({name!r}{words}).save_to_disk({folder!r})",
+        )  # fmt: skip
     options = found.get("huggingface") or {}
     if not isinstance(options, dict):
         raise PipelineError(f"{NAME}.huggingface is {options!r}", hint="write its keys below it")
@@ -241,9 +246,10 @@ def _put_table_on_disk(found: Mapping[str, Any], result: ImportedConfig, at: str
     columns |= {key: found[key] for key in COLUMNS if key in found}
     if others := sorted({*options} - {*COLUMNS, "width_column", "height_column"}):
         raise PipelineError(
-            f"{NAME}.huggingface.{others[0]}: every row of {folder} is trained on, with one column "
+            f"{NAME}.huggingface.{others[0]}: every row of {name} is trained on, with one column "
             "of captions",
-            hint="choose and change rows before save_to_disk, and take the key out",
+            hint="choose and change rows, save them with save_to_disk of the package datasets, and "
+            "take the key out",
         )
     for key, column in columns.items():
         if not isinstance(column, str) or "." in column:
@@ -251,15 +257,6 @@ def _put_table_on_disk(found: Mapping[str, Any], result: ImportedConfig, at: str
                 f"{NAME}.{key} is {column!r}", hint="name one column, and no part of it"
             )
         result.keep(f"{NAME}.{key}", column, f"{at}{key}")
-
-
-def put_hub_dataset(key: str, name: str, result: ImportedConfig, at: str = "data.") -> None:
-    """Set the folder for a dataset of the hub, into which the user saves its images."""
-    folder = HUB.format(name.rpartition("/")[2])
-    result.put(
-        "changed", key, name, f"{at}images", folder,
-        "images are read from a folder: save those of the dataset there",
-    )  # fmt: skip
 
 
 def put_resolution(key: str, given: float, kind: str, result: ImportedConfig) -> None:

@@ -270,9 +270,9 @@ class _Run:
         """Where each batch that is being read will be, in order."""
         self._used: SimpleQueue[list[Batch | BaseException] | None] = SimpleQueue()
         """For each batch that may be read, one that is to be freed, or none."""
-        self._last: list[Batch | BaseException] = []
-        """The batch that was taken last. A reader frees it: its pages go back to the system, which
-        takes milliseconds while other readers touch new ones."""
+        self._taken: list[list[Batch | BaseException]] = [[]]
+        """The batches that were taken, the one in use last. A reader frees the others: their pages
+        go back to the system, which takes milliseconds while other readers touch new ones."""
         self._firsts = count(first, stride)
         self._ordering = threading.Lock()
         self._ahead, self._wanted = 0, FEWEST_AHEAD
@@ -286,11 +286,18 @@ class _Run:
             thread.start()
 
     def take(self) -> Batch | BaseException:
-        """Return the next batch, or why it cannot be read, and let another one be read."""
+        """Return the next batch, or why it cannot be read, and let others be read.
+
+        A reader that waits for Python's lock slows each operation of a step, so that several
+        batches are read one after another, for several that were taken.
+        """
+        if len(self._taken) >= self._wanted // 2 or self._coming.empty():
+            for used in self._taken:
+                self._used.put(used)
+            self._taken = []
         found = self._coming.get().get()
         self.first += self._stride
-        self._used.put(self._last)
-        self._last = [found]
+        self._taken.append([found])
         return found
 
     def end(self) -> None:

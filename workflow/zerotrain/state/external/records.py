@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mmap
 import zipfile
-import zlib
 from functools import cache
 from pathlib import Path
+
+from zlib_ng import zlib_ng
 
 from zerotrain.errors import PipelineError
 
@@ -117,5 +118,5 @@ def _checksum(view: memoryview, entry: zipfile.ZipInfo) -> int | None:
         return None
     crc = 0
     for place in range(start, end, BLOCK_BYTES):
-        crc = zlib.crc32(view[place : min(place + BLOCK_BYTES, end)], crc)
+        crc = zlib_ng.crc32(view[place : min(place + BLOCK_BYTES, end)], crc)
     return crc
