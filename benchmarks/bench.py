@@ -135,7 +135,10 @@ def measure(benchmark: Benchmark) -> dict[str, Any]:
     lines = output.strip().splitlines()
     if process.returncode or not lines:
         return {**facts, "error": "\n".join(lines[-8:]) or f"exit code {process.returncode}"}
-    return {**json.loads(lines[-1]), **facts}
+    try:
+        return {**json.loads(lines[-1]), **facts}
+    except ValueError:
+        return {**facts, "error": f"the last line is no JSON: {lines[-1][:200]}"}
 
 
 def rows(
@@ -199,6 +202,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file of the figures")
     parser.add_argument("--readme", action="store_true", help="write the table into README.md")
     options = parser.parse_args()
+    if options.readme and {*options.only} != {*names}:
+        parser.error("--readme writes the whole table: leave --only out")
     chosen = [one for one in benchmarks if one.name in options.only]
     now = datetime.now(UTC)
     out = options.out or HERE.parent / "results" / "bench" / f"{now:%Y-%m-%d-%H%M}.json"

@@ -44,9 +44,8 @@ def changes(
 def _moved(figure: Figure, before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
     """Return whether a figure became better or worse; None if it did not move."""
     old, new = before[figure.key], after[figure.key]
-    low, high = after.get(figure.interval or "") or (new, new)
-    if figure.interval is None:
-        low, high = new - TOLERANCE * abs(new), new + TOLERANCE * abs(new)
+    reach = TOLERANCE * abs(new)
+    low, high = after.get(figure.interval or "") or (new - reach, new + reach)
     if low <= old <= high:
         return None
     if figure.at_least is not None and figure.at_most is not None:  # a ratio that is to be 1

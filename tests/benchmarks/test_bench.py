@@ -60,6 +60,9 @@ def test_a_script_that_fails_is_an_error_with_its_last_lines(load, tmp_path: Pat
     script.write_text(f"{start}; time.sleep(60)")
     hung = bench.measure(bench.Benchmark("one", (str(script),), 0.5, ()))
     assert hung["error"] == "took longer than 0.5 s"
+    script.write_text("print('{\"a\": 1}'); print('a warning')")
+    unread = bench.measure(bench.Benchmark("one", (str(script),), 60, ()))
+    assert unread["error"] == "the last line is no JSON: a warning"
     script.write_text("print('{\"a\": 1}')")
     assert bench.measure(bench.Benchmark("one", (str(script),), 60, ()))["a"] == 1
 
@@ -80,10 +83,10 @@ def test_a_script_that_fails_is_an_error_with_its_last_lines(load, tmp_path: Pat
 def test_a_figure_is_worse_if_its_interval_excludes_the_earlier_one(
     load, target, before, after, verdict
 ) -> None:
-    """On the side that is away from the target; 10 % without an interval."""
+    """On the side that is away from the target; by 10 % where the file has no interval."""
     compare, bench = load("compare"), load("bench")
     value, interval = after
-    figure = bench.Figure("a", "a", "a_interval" if interval else None, **target)
+    figure = bench.Figure("a", "a", "a_interval", **target)
     listed = [bench.Benchmark("one", ("one.py",), 1, (figure,))]
     later = {"one": {"a": value, "a_interval": interval}}
     found = [moved for moved, _ in compare.changes(listed, {"one": {"a": before}}, later)]

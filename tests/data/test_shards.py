@@ -12,6 +12,7 @@ from typing import Any
 import datasets
 import pyarrow
 import pytest
+from huggingface_hub import constants
 from pyarrow import parquet
 from pydantic import ValidationError
 from tests.builders.refusals import refused
@@ -19,6 +20,7 @@ from tests.data.conftest import png
 
 from zerotrain.config.data import DataConfig
 from zerotrain.data.dataset import read_dataset
+from zerotrain.data.dataset_folder import read_bad
 from zerotrain.data.open import open_source, source_files, source_roots
 from zerotrain.data.source import Found
 from zerotrain.pipeline.checks.data import check_source
@@ -116,6 +118,29 @@ def test_a_dataset_of_the_hub_is_prepared_by_its_id(tmp_path, monkeypatch):
     assert {*map(str, asked)} == {
         str(("owner/dogs", None, {"split": "test", "revision": "a1b2"}))
     }  # fmt: skip
+
+
+def test_image_files_of_the_hub_are_read_from_its_cache(tmp_path, monkeypatch):
+    """A dataset of image files has their paths only; a path to any other file is a bad sample."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    paths = []
+    for row, image in enumerate(images()):
+        folder = tmp_path / ("hub" if row else "private")
+        folder.mkdir(exist_ok=True)
+        (folder / f"{row}.png").write_bytes(image["bytes"])
+        paths.append(str(folder / f"{row}.png"))
+    table = datasets.Dataset.from_dict({"image": paths, "text": ["a", "b", "c"]})
+    saved = table.cast_column("image", datasets.Image())
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: saved)
+    data = DataConfig(source="huggingface", path="owner/dogs", max_bad_samples=1)
+    prepare_dataset(data, tmp_path / "dataset", 8)
+    dataset = read_dataset(tmp_path / "dataset")
+    assert [(one.file, one.caption) for one in dataset.samples] == [
+        ("00000001", "b"), ("00000002", "c"),
+    ]  # fmt: skip
+    [bad] = read_bad(dataset.artifact)
+    assert bad["file"] == "00000000"
+    assert "outside the hub's cache" in bad["reason"]
 
 
 def test_a_dataset_of_the_hub_that_is_gone_is_missing(tmp_path, monkeypatch):

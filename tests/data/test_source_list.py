@@ -158,6 +158,7 @@ def test_fractional_repeats_take_other_images_in_each_epoch(folders):
     found = prepare(folders, data)
     assert [(one.repeats, one.share) for one in found.samples] == [(2, 1.0)] * 3 + [(1, 2.5)] * 2
     assert found.epoch_size == 6 + 5
+    assert compare_source(found.artifact, ArtifactIndex(folders)).findings == []
     data["sources"][1]["repeats"] = 0.1
     run = make_run(family="qwen_image", vae="identity", data=data)
     cache = encode_pixels(parse_config(run, "test"), SIDE, folders / "made")

@@ -38,6 +38,17 @@ def test_a_column_of_conditioning_images_is_ours(place: Any) -> None:
     assert not {"captions", "latents"} & changed(imported("--instance_prompt dog"))
 
 
+def test_a_dataset_without_conditioning_images_is_read_from_the_hub(place: Any) -> None:
+    """By the script's own columns; a path of this machine is a folder."""
+    data = imported("--instance_prompt dog").nested()["data"]
+    assert data == {
+        "source": "huggingface", "path": "o/pairs", "image_column": "a",
+        "caption_strategy": "instanceprompt", "instance_prompt": "dog",
+    }  # fmt: skip
+    local = imported("--dataset_name ./dogs --instance_prompt dog").nested()["data"]
+    assert (local["source"], local["images"]) == ("folder", "./dogs")
+
+
 @pytest.mark.parametrize("flags", ["--mixed_precision bf16", "--mixed_precision fp16", ""])
 def test_factors_in_bf16_are_a_change(place: Any, flags: str) -> None:
     """The scripts of LoRAs cast factors to float32 for fp16 alone."""

@@ -128,12 +128,26 @@ def test_the_part_of_a_hub_dataset_is_chosen(place: Path) -> None:
     own = {"type": "huggingface", "dataset_name": "a/b", "caption_strategy": "huggingface"}
     hub = DATASET | own | {"split": "validation", "revision": "v1"}
     found = read([hub, EMBEDS])
-    chosen = {key: found.values[f"data.{key}"] for key in ("path", "hub_split", "revision")}
-    assert chosen == {"path": "a/b", "hub_split": "validation", "revision": "v1"}
-    # Each of several is a folder, so that the call which brings it has the part.
-    found = read([hub, DATASET | {"id": "others"}, EMBEDS])
-    [told] = [one.reason for one in found.notes if one.key.endswith("dataset_name")]
-    assert "load_dataset('a/b', split='validation', revision='v1')" in told
+    keys = ("path", "hub_split", "revision", "caption_column")
+    assert [found.values[f"data.{key}"] for key in keys] == ["a/b", "validation", "v1", "caption"]
+    # Each of several is a folder of its own, and the call which brings it has the part.
+    found = read([hub, hub | {"id": "others", "split": "test"}, EMBEDS])
+    assert [one["images"] for one in found.nested()["data"]["sources"]] == [
+        "data/a-b-validation-v1", "data/a-b-test-v1",
+    ]  # fmt: skip
+    told = [one.reason for one in found.notes if one.key.endswith("dataset_name")]
+    assert "load_dataset('a/b', split='validation', revision='v1')" in told[0]
+    found = read([DATASET | own | {"dataset_name": "./dogs"}, EMBEDS])
+    assert found.nested()["data"]["images"] == "./dogs"
+
+
+def test_a_dataset_finds_its_embeddings_by_any_id(place: Path) -> None:
+    """As text, as the filters are listed; else they would be left out unsaid."""
+    embeds = EMBEDS | {"id": 1, "caption_filter_list": ["blurry"], "default": False}
+    others = EMBEDS | {"id": "others"}
+    found = read([DATASET | {"text_embeds": 1}, embeds, others])
+    assert captions(found)["caption_filter_list"] == ["blurry"]
+    read([DATASET | {"text_embeds": ["a list"]}, embeds, others])
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Mapping
@@ -69,14 +70,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with artifact.publish(folder / "weights", "weights") as draft:
         for name in base.files:
             link_or_copy(base.path(name), draft.folder / name)
+    publish_state(folder / "state", resources=RESOURCES)
+    return folder
+
+
+def publish_state(folder: Path, resources: dict[str, object] | None) -> None:
     position = make_position(20, run="houses", phase="only")
-    with artifact.publish(folder / "state", "state") as draft:
+    with artifact.publish(folder, "state") as draft:
         write_state(draft.folder, position, {}, [], lambda name, slot: pytest.fail("no tensors"))
         (draft.folder / "records").mkdir()
         log = "".join(json.dumps(line) + "\n" for line in LOG)
         (draft.folder / "records" / "metrics.jsonl").write_text(log)
-        (draft.folder / "records" / "resources.json").write_text(json.dumps(RESOURCES))
-    return folder
+        if resources is not None:
+            (draft.folder / "records" / "resources.json").write_text(json.dumps(resources))
 
 
 def run_stage(folder: Path, name: str, **evaluation: object) -> dict[str, object]:
@@ -121,6 +127,15 @@ def test_metrics_say_what_was_measured_and_used(run, capsys):
     curves = {"loss.csv", "metrics.csv", "loss.png", "learning_rate.png", "records/memory.csv"}
     assert found.files.keys() == {"grid.png", *curves, *samples}
     assert found.content["prompts"] == ["a dark wall", "a bright wall"]
+
+
+def test_a_state_without_its_resources_is_evaluated(run, tmp_path, capsys):
+    """A damaged record is removed when a training resumes; what it held is left out."""
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "state")
+    publish_state(tmp_path / "state", resources=None)
+    assert "train_seconds" not in run_stage(tmp_path, "alone")
+    assert "train_seconds" not in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -103,9 +103,11 @@ class HuggingFaceSource(Shards):
         if not file.isdecimal() or int(file) >= len(self._table):
             raise FileNotFoundError(ENOENT, "no such row", file)
         found = self._images[int(file)][self._column]
-        if not isinstance(found, dict) or found.get("bytes") is None:
+        if isinstance(found, dict) and found.get("bytes") is not None:
+            return bytes(found["bytes"])
+        if self._hub is None or not isinstance(found, dict) or not found.get("path"):
             raise FileNotFoundError(ENOENT, "the dataset has the path of the image only", file)
-        return bytes(found["bytes"])
+        return _downloaded(Path(found["path"])).read_bytes()
 
     @cached_property
     def _images(self) -> Any:
@@ -159,6 +161,24 @@ class HuggingFaceSource(Shards):
                 hint=f"name the folder of one: {self.root / next(iter(found))}",
             )
         return found
+
+
+def _downloaded(path: Path) -> Path:
+    """Return the path of an image file of a dataset of the hub.
+
+    Raises:
+        FileNotFoundError: it is not below the caches of the libraries, which downloaded it. The
+            rows of a dataset can name any file of this machine.
+    """
+    import datasets
+    from huggingface_hub import constants
+
+    config = datasets.config
+    caches = (constants.HF_HUB_CACHE, config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH)
+    file = path.resolve()
+    if not any(file.is_relative_to(Path(cache).resolve()) for cache in caches):
+        raise FileNotFoundError(ENOENT, "the dataset names a file outside the hub's cache")
+    return file
 
 
 def _holds_images(kind: Any) -> bool:

@@ -70,6 +70,11 @@ def text_files(data: DataConfig) -> list[str]:
     return [str(path)] if _is_table(path, data) else []
 
 
+def is_table_name(path: str) -> bool:
+    """Return whether a path that does not exist names a missing file, rather than a hub id."""
+    return Path(path).suffix.lower() in (*FILES, *OTHER_FILES)
+
+
 def hub_id(data: DataConfig) -> str | None:
     """Return the id of a dataset of text or images from the hub; None for all others.
 

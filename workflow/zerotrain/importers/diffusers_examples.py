@@ -37,7 +37,7 @@ from zerotrain.importers.program import (
     with_autoencoder,
 )
 from zerotrain.importers.simpletuner_captions import put_captions
-from zerotrain.importers.simpletuner_data import FRAMING, HUB
+from zerotrain.importers.simpletuner_data import FRAMING, HUB, is_local
 from zerotrain.importers.simpletuner_objective import POSTERIOR
 from zerotrain.launch.keys import Key
 
@@ -80,15 +80,6 @@ CYCLES, POWER = "lr_num_cycles", "lr_power"
 EDM = "playground-v2.5"
 """A model with an EDM noise schedule, which the SDXL scripts use for its training."""
 OF_SCHEDULES = {CYCLES: ("cosine_with_restarts", "num_cycles"), POWER: ("polynomial", "power")}
-
-
-OF_HUB = {
-    "dataset_name": "data.path",
-    "dataset_config_name": "data.subset",
-    "image_column": "data.image_column",
-    "caption_column": "data.caption_column",
-}
-"""Arguments about a dataset of the hub, and our keys."""
 
 
 def is_example(script: str) -> bool:
@@ -209,12 +200,8 @@ def _put_model(arguments: dict[str, Any], result: ImportedConfig, script: str, f
 def _put_data(arguments: dict[str, Any], result: ImportedConfig) -> None:
     """Set the images, and their common prompt if no column has captions."""
     conditioning = arguments.pop("cond_image_column", None)
-    if conditioning is None and "dataset_name" in arguments:
-        result.assume("data.source", "huggingface", "images of a dataset of the hub")
-        captioned = "caption_column" in arguments
-        for name, ours in OF_HUB.items():
-            if name in arguments:
-                result.keep(name, arguments.pop(name), ours)
+    if conditioning is None and not is_local(arguments.get("dataset_name", ".")):
+        captioned = _put_hub_dataset(arguments, result)
     else:
         captioned = _put_folder(arguments, conditioning, result)
     prompt = arguments.pop("instance_prompt", None)
@@ -228,13 +215,32 @@ def _put_data(arguments: dict[str, Any], result: ImportedConfig) -> None:
         result.note("changed", "center_crop", False, FRAMING)
 
 
+def _put_hub_dataset(arguments: dict[str, Any], result: ImportedConfig) -> bool:
+    """Set a dataset of the hub; return whether a column has captions."""
+    result.assume("data.source", "huggingface", "images of a dataset of the hub")
+    for name, ours in (("dataset_name", "data.path"), ("dataset_config_name", "data.subset")):
+        if name in arguments:
+            result.keep(name, arguments.pop(name), ours)
+    columns = {"image_column": "image"}
+    captioned = "caption_column" in arguments or "instance_prompt" not in arguments
+    if captioned:
+        columns["caption_column"] = "text"
+    for name, default in columns.items():
+        result.adopt(arguments, name, f"data.{name}", default, f"the script's {name}")
+        arguments.pop(name, None)
+    return captioned
+
+
 def _put_folder(
     arguments: dict[str, Any], conditioning: str | None, result: ImportedConfig
 ) -> bool:
     """Set a folder of images, which may have a table; return whether a column has captions."""
     if {"instance_data_dir", "train_data_dir", "dataset_name"} & set(arguments):
         result.assume("data.source", "folder", "images of a folder")
-    if (name := arguments.pop("dataset_name", None)) is not None:
+    name = arguments.pop("dataset_name", None)
+    if name is not None and is_local(name):
+        result.keep("dataset_name", name, "data.images")
+    elif name is not None:
         result.put(
             "changed", "dataset_name", name, "data.images", HUB.format(name.rpartition("/")[2]),
             "images with conditioning images are read from a folder: save those of the dataset "

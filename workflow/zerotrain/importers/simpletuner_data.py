@@ -77,10 +77,19 @@ def read_backends(path: Path, result: ImportedConfig) -> list[dict[str, Any]]:
             {
                 **own,
                 "id": str(entry.get("id") or "images"),
-                "filters": filters.get(entry.get("text_embeds"), []),
+                "filters": filters.get(_name_of(entry.get("text_embeds")), []),
             }
         )
     return datasets
+
+
+def _name_of(given: Any) -> str | None:
+    return None if given is None else str(given)
+
+
+def is_local(dataset_name: str) -> bool:
+    """Return whether the name of a dataset is a path of this machine, rather than a hub id."""
+    return dataset_name.startswith((".", "/", "~"))
 
 
 def put_datasets(datasets: Sequence[dict[str, Any]], result: ImportedConfig) -> None:
@@ -226,15 +235,19 @@ def _put_hub_dataset(found: Mapping[str, Any], result: ImportedConfig, at: str) 
         PipelineError: captions are not those of one column, or rows or parts of images are chosen.
     """
     name = found["dataset_name"]
-    if at == "data.":
+    if is_local(name):
+        result.keep(f"{NAME}.dataset_name", name, f"{at}images")
+    elif at == "data.":
         result.keep(f"{NAME}.dataset_name", name, "data.path")
         for key, ours in PARTS_OF_HUB.items():
             if key in found:
                 result.keep(f"{NAME}.{key}", found[key], ours)
     else:
-        chosen = {"split": "train"} | {key: found[key] for key in PARTS_OF_HUB if key in found}
-        words = "".join(f", {key}={value!r}" for key, value in chosen.items())
-        folder = HUB.format(name.rpartition("/")[2])
+        chosen = {key: found[key] for key in PARTS_OF_HUB if key in found}
+        call = {"split": "train"} | chosen
+        words = "".join(f", {key}={value!r}" for key, value in call.items())
+        # Two parts of one dataset, or equal names of two owners, are two folders.
+        folder = HUB.format("-".join(map(str, (name, *chosen.values()))).replace("/", "-"))
         result.put(
             "changed", f"{NAME}.dataset_name", name, f"{at}images", folder,
             f"bring it there: datasets.load_dataset({name!r}{words}).save_to_disk({folder!r})",
@@ -251,6 +264,8 @@ def _put_hub_dataset(found: Mapping[str, Any], result: ImportedConfig, at: str) 
             hint="choose and change rows, save them with save_to_disk of the package datasets, and "
             "take the key out",
         )
+    if "caption_column" not in columns and found.get("caption_strategy") != "instanceprompt":
+        result.assume(f"{at}caption_column", "caption", "SimpleTuner's default")
     for key, column in columns.items():
         if not isinstance(column, str) or "." in column:
             raise PipelineError(

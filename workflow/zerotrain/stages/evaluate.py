@@ -134,7 +134,9 @@ def evaluate(
     for line in memory_lines(uses, "evaluation"):
         print_detail(f"{phase}: {line}")
     shown = ", ".join(f"{key} {value:.4g}" for key, value in measured.items() if value is not None)
-    print(f"{phase}: {shown}, train_seconds {used['train_seconds']:.4g}")
+    if (seconds := used.get("train_seconds")) is not None:
+        shown += f", train_seconds {seconds:.4g}"
+    print(f"{phase}: {shown}")
     print_detail(f"  made     {output / made.shown}\n  metrics  {metrics}\n  weights  {weights}")
 
 

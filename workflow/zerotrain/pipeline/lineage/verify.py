@@ -27,7 +27,7 @@ from zerotrain.data.folder import given_caption
 from zerotrain.data.listing import list_images
 from zerotrain.data.open import open_source
 from zerotrain.data.source import DIGITS, Source
-from zerotrain.data.text import read_conversations_of
+from zerotrain.data.text import is_table_name, read_conversations_of
 from zerotrain.errors import PipelineError
 from zerotrain.machine.ordered_pool import in_order
 from zerotrain.pipeline.lineage.chain import SHORT, Finding, Node, Problem
@@ -156,8 +156,8 @@ def _config(dataset: Artifact, root: Path) -> DataConfig:
     for key in ("images", "metadata", "path", "mask_images"):
         if key in given:
             place = root / Path(given[key]).expanduser()
-            hub_id = key == "path" and not os.path.exists(place) and not Path(given[key]).suffix
-            given[key] = given[key] if hub_id else str(place)
+            on_hub = key == "path" and not os.path.exists(place) and not is_table_name(given[key])
+            given[key] = given[key] if on_hub else str(place)
     if "sources" in given:
         given["sources"] = [_from_root(entry, root) for entry in given["sources"]]
     if folders := given.get("conditioning_images"):
@@ -167,7 +167,7 @@ def _config(dataset: Artifact, root: Path) -> DataConfig:
 
 def _from_root(entry: dict[str, Any], root: Path) -> dict[str, Any]:
     """Return the keys of one of several sources; its paths start from the project."""
-    paths = {key: entry[key] for key in ("images", "metadata") if entry.get(key)}
+    paths = {key: entry[key] for key in ("images", "metadata", "mask_images") if entry.get(key)}
     return entry | {key: str(root / Path(path).expanduser()) for key, path in paths.items()}
 
 
@@ -179,7 +179,7 @@ def _check_text(
     try:
         rows = read_conversations_of(data)
     except PipelineError as error:
-        gone = bool(data.path and Path(data.path).suffix and not os.path.exists(data.path))
+        gone = bool(data.path and is_table_name(data.path) and not os.path.exists(data.path))
         problem: Problem = "different" if data.path and os.path.exists(data.path) else "missing"
         expected = f"the rows of {len(samples)} conversations"
         return [Finding(problem, path, expected, "nothing" if gone else error.what)], []
@@ -212,7 +212,8 @@ def _check_sources(
             if sample.file.startswith(start)
         ]
         own_bad = [file.removeprefix(start) for file in bad if file.startswith(start)]
-        keys = {*ImageSourceConfig.model_fields} - {"name"}
+        # Repeats may be a fraction, of a source alone; no image depends on them.
+        keys = {*ImageSourceConfig.model_fields} - {"name", "repeats"}
         alone = DataConfig(**part.model_dump(include=keys))
         found, noted = _check_images(own, own_bad, alone, index)
         findings += found
