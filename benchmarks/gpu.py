@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import gpu_cases
 import gpu_inputs
@@ -73,6 +73,10 @@ ALL = (
     training("sdxl_zero2_offload_128_8", 60, 150, sdxl("zero2_offload", 128, 8)),
     training("sdxl_zero2_offload_1024_1", 60, 150, sdxl("zero2_offload", 1024, 1)),
     training("sdxl_zero2_offload_1024_8", 65, 150, sdxl("zero2_offload", 1024, 8)),
+    training(
+        "sdxl_zero2_offload_1024_8_cpu_checkpointing", 70, 150,
+        sdxl("zero2_offload", 1024, 8, launch={"cpu_checkpointing": True}),
+    ),
     switch("switch_small_unet", 90, 200, SMALL_UNET),
     training("sdxl_torch_1024_1", 25, 100, sdxl("torch", 1024, 1)),
     training("sdxl_torch_1024_8", 30, 100, sdxl("torch", 1024, 8)),
@@ -189,6 +193,7 @@ def predict(out: Path) -> None:
     """Append the planner's prediction for every measured training of a file."""
     from zerotrain.config.read import parse_config
     from zerotrain.config.stage_settings import LaunchSettings
+    from zerotrain.launch.planner.prediction import Mode
     from zerotrain.launch.planner.prediction import predict as predicted
     from zerotrain.launch.planner.tracing import trace
     from zerotrain.launch.preset import read_preset
@@ -199,13 +204,16 @@ def predict(out: Path) -> None:
             continue
         values = dict(line["case"])
         nano = values.pop("nano")
+        values.pop("zero3_init", None)  # of files from before 2026-11-27
         case = Training(**values)
         config = LaunchSettings.of(
             parse_config(gpu_inputs.raw_config(case, nano, case.steps + 5), "gpu.py"), "measured"
         )
         phase = config.phases[-1]
         traced = trace(config, phase, None)
-        mode: Literal["checkpointed", "plain"] = "checkpointed" if case.checkpointing else "plain"
+        mode: Mode = "checkpointed" if case.checkpointing else "plain"
+        if phase.launch.cpu_checkpointing:
+            mode = "on_host"
         preset = read_preset(Path(f"config/launch/{case.preset}.yaml"))
         found = predicted(config, phase, preset, traced, mode)
         plain = traced.engines[found.launch.engine].flops_per_sample(False)

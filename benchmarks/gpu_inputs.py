@@ -42,11 +42,12 @@ class Training:
     lora: bool = False
     checkpointing: bool = True
     precision: str = "bf16"
-    zero3_init: bool = False
     change: dict[str, Any] = field(default_factory=dict)
     """Of the architecture."""
     zero: dict[str, Any] = field(default_factory=dict)
     """Values of DeepSpeed's zero_optimization."""
+    launch: dict[str, Any] = field(default_factory=dict)
+    """Further keys of `launch`."""
     reading: dict[str, int] = field(default_factory=dict)
     """Constants of zerotrain.training.batches."""
 
@@ -73,9 +74,9 @@ def raw_config(case: Training, nano: bool, until: int) -> dict[str, Any]:
         "train": train,
         "launch": {
             "mixed_precision": case.precision,
-            "zero3_init": case.zero3_init,
             "full_determinism": not os.environ.get(NOT_DETERMINISTIC),
             **({"deepspeed": {"zero_optimization": case.zero}} if case.zero else {}),
+            **case.launch,
         },
         "phases": [{"name": "measured", "until": until, "launch": case.preset}],
     }
