@@ -26,8 +26,8 @@ from zerotrain.data.open import source_files
 from zerotrain.data.order import SampleOrder, repeat_in_rounds
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.pipeline.checks.data import check_source
+from zerotrain.pipeline.lineage.compare_source import compare_source
 from zerotrain.pipeline.lineage.index import ArtifactIndex
-from zerotrain.pipeline.lineage.verify import compare_source
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.training.batches import Batches
 

@@ -22,7 +22,7 @@ from zerotrain.config.runs import read_runs
 from zerotrain.launch.files import read_run_yaml, write_run_yaml
 from zerotrain.models.sizes import read_header
 from zerotrain.pipeline.lineage import report
-from zerotrain.pipeline.lineage.walk import trace
+from zerotrain.pipeline.lineage.trace import trace
 from zerotrain.state.position import read_position
 from zerotrain.training.process import lock
 from zerotrain.training.process.ending import ExitRecord, read_exit_codes, read_exit_record

@@ -123,7 +123,7 @@ def trace(
         raise typer.Exit(0 if uses.known else 1)
     assert weights is not None
     from zerotrain.pipeline.lineage import report
-    from zerotrain.pipeline.lineage.walk import trace
+    from zerotrain.pipeline.lineage.trace import trace
 
     walk = trace(weights)
     shown = {"text": report.text, "json": report.document, "mermaid": report.flowchart}[format]
