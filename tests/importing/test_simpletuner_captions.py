@@ -137,8 +137,10 @@ def test_the_part_of_a_hub_dataset_is_chosen(place: Path) -> None:
     ]  # fmt: skip
     told = [one.reason for one in found.notes if one.key.endswith("dataset_name")]
     assert "load_dataset('a/b', split='validation', revision='v1')" in told[0]
-    found = read([DATASET | own | {"dataset_name": "./dogs"}, EMBEDS])
+    found = read([hub | {"dataset_name": "./dogs"}, EMBEDS])
     assert found.nested()["data"]["images"] == "./dogs"
+    [note] = [one for one in found.notes if one.key.endswith(".split")]
+    assert (note.outcome, note.reason) == ("changed", "every row in ./dogs is trained on")
 
 
 def test_a_dataset_finds_its_embeddings_by_any_id(place: Path) -> None:

@@ -237,6 +237,9 @@ def _put_hub_dataset(found: Mapping[str, Any], result: ImportedConfig, at: str) 
     name = found["dataset_name"]
     if is_local(name):
         result.keep(f"{NAME}.dataset_name", name, f"{at}images")
+        for key in (key for key in PARTS_OF_HUB if key in found):
+            reason = f"every row in {name} is trained on"
+            result.note("changed", f"{NAME}.{key}", found[key], reason)
     elif at == "data.":
         result.keep(f"{NAME}.dataset_name", name, "data.path")
         for key, ours in PARTS_OF_HUB.items():
