@@ -26,6 +26,8 @@ from benchmarks.import_cases import PEERS, read_facts, run
 
 PRESETS = Path(__file__).parents[2] / "config" / "launch"
 STEPS, SIDE = 4, 32
+OF_HUB = ("path", "hub_split", "revision", "image_column", "caption_column")
+"""Keys of a dataset of the hub, whose place a folder takes."""
 EXAMPLES = "simpletuner/examples"
 CASES: dict[str, dict[str, Any]] = {
     f"{EXAMPLES}/sd3.peft-lora/config.json": {
@@ -88,7 +90,8 @@ def replaced(path: str, images: Path) -> RunConfig:
     found = imported.nested()
     assert found["family"]
     found |= {"run": "case", "base": "nano"}
-    found["data"] = {**found.get("data", {}), "source": "folder", "images": str(images)}
+    kept = {key: one for key, one in found.get("data", {}).items() if key not in OF_HUB}
+    found["data"] = {**kept, "source": "folder", "images": str(images)}
     found["train"] = {**found["train"], "resolution": SIDE, "log_every": 1}
     if isinstance(found["phases"][0]["until"], int):  # the schedule is that of the whole
         found["train"].setdefault("lr_scheduler_steps", found["phases"][0]["until"])
