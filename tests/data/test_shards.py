@@ -102,7 +102,7 @@ def test_parquet_shards_are_one_dataset(tmp_path, monkeypatch):
 
 
 def test_a_dataset_of_the_hub_is_prepared_by_its_id(tmp_path, monkeypatch):
-    """Its split and revision are asked for; a plan asks the hub for nothing."""
+    """Split and revision are asked for; a plan asks the hub for nothing; an id may have a dot."""
     save(tmp_path / "saved", text=["a", "b", "c"])
     asked: list[Any] = []
 
@@ -111,12 +111,14 @@ def test_a_dataset_of_the_hub_is_prepared_by_its_id(tmp_path, monkeypatch):
         return datasets.load_from_disk(str(tmp_path / "saved"))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    data = DataConfig(source="huggingface", path="owner/dogs", hub_split="test", revision="a1b2")
+    data = DataConfig(
+        source="huggingface", path="owner/dogs-1.5", hub_split="test", revision="a1b2"
+    )
     assert check_source(data) == []
     assert (source_files(data), source_roots(data), asked) == ([], [], [])
     assert prepare(tmp_path, data) == [(f"0000000{row}", "abc"[row], (12, 10)) for row in range(3)]
     assert {*map(str, asked)} == {
-        str(("owner/dogs", None, {"split": "test", "revision": "a1b2"}))
+        str(("owner/dogs-1.5", None, {"split": "test", "revision": "a1b2"}))
     }  # fmt: skip
 
 

@@ -225,6 +225,18 @@ def test_a_trace_names_the_changed_file_of_a_source(folders):
     ]  # fmt: skip
 
 
+def test_a_trace_from_another_folder_finds_the_masks_of_a_source(folders, monkeypatch):
+    """Paths start from the project, wherever the trace is called."""
+    write_pictures(folders / "masks", [""], count=3)
+    data = sources(folders)
+    data["sources"][0] |= {"images": "cats", "mask_images": "masks"}
+    monkeypatch.chdir(folders)
+    found = prepare(folders, data)
+    assert all(one.mask_sha256 for one in found.samples[:3])
+    monkeypatch.chdir("/")
+    assert compare_source(found.artifact, ArtifactIndex(folders)).findings == []
+
+
 def test_errors_name_the_source_and_its_key(folders):
     """A missing folder, an image without a caption, and keys in the wrong place."""
     gone = DataConfig(**sources(folders, images=str(folders / "gone")))
