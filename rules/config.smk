@@ -27,6 +27,8 @@ from zerotrain.pipeline.graph.runs import Runs, config_file, hasten_plan
 from zerotrain.pipeline.terminal.handler import replace_output
 from zerotrain.pipeline.why import first_lines
 
+hasten_plan()
+
 if workflow.is_main_process:
     replace_output(workflow, first_lines)
 
@@ -41,9 +43,6 @@ if not workflow.configfiles:
 
 
 RUNS.check_values(config, workflow.configfiles)
-
-if RUNS.are_several:
-    hasten_plan()
 
 RESULTS, DATA, SHARED = RUNS.results, RUNS.data, RUNS.shared
 INPUTS = JobInputs(RUNS, updates=workflow.is_main_process)
