@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -42,16 +43,11 @@ def check(
 
 def plan(options: PlanOptions) -> None:
     """Predict memory, traffic and time of every preset, without a GPU or weights; say what fits."""
-    import gc
-
-    # Libraries and traces make millions of objects that live to the end of this command: looking
-    # through them again and again, and once more at the exit, takes a fifth of its time.
-    gc.disable()
     from zerotrain.launch.planner.report import plan_report
 
+    gc.disable()  # traces make millions of objects that live to the end
     lines = plan_report(options, width=shutil.get_terminal_size((100, 40)).columns)
     print("\n".join(lines))
-    gc.freeze()
 
 
 def builder(

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import unicodedata
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -51,6 +52,7 @@ def one_line(text: str) -> str:
     )
 
 
+@lru_cache(4096)  # a run.yaml has the same keys and reasons as the one before
 def _text(text: str) -> str:
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text) and text.casefold() not in READ_AS_OTHERS:
         return text

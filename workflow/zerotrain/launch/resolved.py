@@ -299,15 +299,19 @@ def _of_section(section: type[Section], values: Mapping[str, Any]) -> dict[str, 
 
 
 def _inside(annotation: Any, value: Any) -> Any:
-    """Return a value in which mappings become the sections that its annotation names."""
-    kinds = (kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type))
-    for kind in kinds:
-        if issubclass(kind, Section):
-            if isinstance(value, Mapping):
-                return kind(**value)
-            if isinstance(value, list):
-                return [_inside(kind, one) for one in value]
+    """Return a value in which mappings become the section that its annotation names."""
+    kind = _section_in(annotation)
+    if kind and isinstance(value, Mapping):
+        return kind(**value)
+    if kind and isinstance(value, list):
+        return [_inside(kind, one) for one in value]
     return value
+
+
+@cache
+def _section_in(annotation: Any) -> type[Section] | None:
+    kinds = (kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type))
+    return next((kind for kind in kinds if issubclass(kind, Section)), None)
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -152,4 +153,6 @@ def swap_arguments(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    gc.freeze()  # Python would look through accelerate's and torch's objects once more as it ends
+    sys.exit(code)
