@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = (
     "import typer\napp = typer.Typer()\n\n\n@app.command()\ndef main():\n    pass\n\n\napp()\n"
 )
-HELP_ROUNDS = 5
+HELP_ROUNDS = 9
 ONE_RULE = "rule all:\n    output: 'done'\n    shell: 'touch {output}'\n"
 
 

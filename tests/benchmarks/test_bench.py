@@ -107,3 +107,14 @@ def test_the_readme_keeps_what_is_around_the_table(load, tmp_path: Path) -> None
         "| figure | measured | target | |\n|---|---|---|---|\n| text | 1 | <= 2 | met |\n"
         f"{bench.END}below\n"
     )
+
+
+def test_the_readme_is_not_written_with_some_of_the_figures(load, monkeypatch, capsys) -> None:
+    """The table would lose the others."""
+    bench = load("bench")
+    monkeypatch.setattr(bench, "measure", lambda benchmark: pytest.fail("it was measured"))
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--only", "watch", "--readme"])
+    with pytest.raises(SystemExit) as ended:
+        bench.main()
+    assert ended.value.code == 2
+    assert "--readme writes the whole table: leave --only out" in capsys.readouterr().err

@@ -132,8 +132,8 @@ def main() -> None:
     """Run the command line; a user's mistake and a disk's error print no traceback."""
     from zerotrain.machine.output import escape_foreign_controls
 
-    # Libraries are millions of objects that live to the end of the process; looking through them
-    # while they are imported, and once more as Python ends, takes a third of a short command's time.
+    # Libraries are millions of objects that live to the end of the process. Looking through them
+    # while they are imported and once more at the end takes a third of a short command's time.
     gc.set_threshold(10_000)
     escape_foreign_controls(sys.stdout, bars=False)
     escape_foreign_controls(sys.stderr, bars=True)
