@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from tests.builders.phases import make_phase
-from tests.builders.processes import wait_until
+from tests.builders.processes import run_ranks, wait_until
 
 from zerotrain import artifact
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
@@ -272,6 +272,31 @@ def _started(training: Any, srun: Srun) -> Any:
     phase = training.phase("main", "torch", STEPS)
     with ExitStack() as held:
         return external_launch._prepare(rank.read_arguments(training.words("main")), phase, held)
+
+
+def _end(folder: Path) -> None:
+    from torch import distributed
+
+    distributed.init_process_group("gloo")
+    if number := distributed.get_rank():
+        broadcast = external_launch.ranks.broadcast
+
+        def receive_late(value: Any) -> Any:
+            received = broadcast(value)
+            time.sleep(1)
+            (folder / f"{number}").touch()
+            return received
+
+        external_launch.ranks.broadcast = receive_late
+    assert external_launch._wait_for_first_rank(EXIT_UNFINISHED) == EXIT_UNFINISHED
+    if number == 0:
+        assert {file.name for file in folder.iterdir()} == {"1", "2"}
+
+
+def test_the_first_process_ends_when_the_others_know(server: Any, tmp_path: Path) -> None:
+    """A broadcast may return before it is sent; a process that ends takes the rest of it along."""
+    (tmp_path / "known").mkdir()
+    run_ranks(server.Process, _end, 3, tmp_path / "known", output=tmp_path / "output.txt")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from deepspeed.runtime.precision_config import DeepSpeedFP16Config
 from tests.training.optimizer_trials import trial_phase
 
 from zerotrain.config.launch import Fp16Config
+from zerotrain.models.families import load_family
+from zerotrain.state.position import MASTER
 from zerotrain.training.engines.loss_scale import LossScale, is_at_minimum
 from zerotrain.training.engines.zero_engine import ZeroEngine
 
@@ -154,3 +156,31 @@ def test_an_overflow_leaves_the_update_out_and_crosses_a_switch(training, preset
     assert last.loss_scale == rule.state()
     assert last.loss_scale["scale"] < 2.0**27
     assert last.optimizer_step == left_out.count(False) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preset", "max_grad_norm"), [("zero1", 0.0), ("zero2_offload", 0.2), ("zero3", 0.0)]
+)
+def test_an_update_has_the_scale_of_its_pass(training, preset, max_grad_norm):
+    """Where the scale is doubled, too: plain SGD under DeepSpeed takes the steps of PyTorch."""
+    changes = {
+        "mixed_precision": "fp16", "fp16": Fp16Config(loss_scale_window=2).model_dump(),
+        "optimizer": "sgd", "adam_weight_decay": 0.0, "adam_beta1": None, "adam_beta2": None,
+        "adam_epsilon": None, "learning_rate": 1.0, "lr_scheduler": "constant",
+        "lr_warmup_steps": 0, "max_grad_norm": max_grad_norm,
+    }  # fmt: skip
+    training.run("plain", "torch", 8, **changes)
+    training.run("zero", preset, 8, **changes)
+    plain, zero = (training.checkpoint(name, 8) for name in ("plain", "zero"))
+    assert zero.position.loss_scale == plain.position.loss_scale
+    assert plain.position.optimizer_step == 8
+    model = load_family("sdxl").load_model(training.base)
+    start = torch.cat([p.detach().flatten() for _, p in sorted(model.named_parameters())])
+    ends = [
+        torch.cat([one.tensor(name, MASTER).flatten() for name in sorted(one.names)])
+        for one in (plain, zero)
+    ]
+    assert (ends[1] - ends[0]).norm() < 0.01 * (ends[0] - start).norm()
+    norms = [[line["grad_norm"] for line in training.log(name)] for name in ("plain", "zero")]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)

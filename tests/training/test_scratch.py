@@ -7,6 +7,7 @@ import socket
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -54,10 +55,25 @@ def test_the_copy_is_the_cache_and_goes_at_the_end(cache: Path, place: Path) -> 
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.parametrize("together", [False, True])
 def test_trainings_of_a_machine_share_it(
-    cache: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
-    """Two at once copy once; one of another content has its own; the last that reads removes."""
+    """Two at once copy once; one of another content has its own; the last that reads removes.
+
+    Two that find nothing in the same moment do so, too.
+    """
+    if together:
+        is_whole, first = scratch._is_whole, iter(range(2))
+        looked = threading.Barrier(2)
+
+        def look(*words: Any) -> bool:
+            whole = is_whole(*words)
+            if next(first, None) is not None:
+                looked.wait(20)
+            return whole
+
+        monkeypatch.setattr(scratch, "_is_whole", look)
     made: list[Path] = []
     make = scratch._make
     monkeypatch.setattr(scratch, "_make", lambda *words: (made.append(words[0]), make(*words)))

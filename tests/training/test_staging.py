@@ -2,9 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 
-from zerotrain.training.checkpointing.rank_writer import Staging
+from zerotrain.training.checkpointing.rank_writer import Staging, _open_side_stream
+
+
+def test_the_writing_thread_stays_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a stream is left, torch goes back to the device before: 0 in a new thread, which has no
+    business there. So the device is entered first and left last."""
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def entered(what: Any) -> Iterator[None]:
+        events.append(f"enter {what}")
+        yield
+        events.append(f"leave {what}")
+
+    stream = SimpleNamespace(wait_stream=lambda other: events.append(f"wait for {other}"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the steps of {device}")
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch.cuda, "stream", lambda one: entered("its stream"))
+    tensor: Any = SimpleNamespace(device=torch.device("cuda", 3))
+    context = _open_side_stream({"a": tensor})
+    assert events == ["wait for the steps of cuda:3"]  # in the thread that trains
+    with context:
+        events.append("write")
+    assert events[1:] == [
+        "enter cuda:3", "enter its stream", "write", "leave its stream", "leave cuda:3"
+    ]  # fmt: skip
 
 
 def test_copies_are_equal_and_of_their_own() -> None:

@@ -17,6 +17,9 @@ def zero12_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPar
     own = sum(flats) // launch.processes
     offloaded = launch.offload_optimizer != "none"
     place: Place = "host" if offloaded else "device"
+    # zerotrain/training/engines/zero_corrections.py: one_copy_on_device
+    flat_on_host = offloaded and launch.processes == 1 and not launch.cpu
+    cloned_to_host = offloaded and not launch.cpu
     parts = [
         MemoryPart(
             "weights", item * sum(flats), "device", since(Moment.FLATTEN),
@@ -24,7 +27,7 @@ def zero12_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPar
         ),
         MemoryPart(
             "weights before they are flat", item * model.trained_numel, "device",
-            since(Moment.PLACE, Moment.FLATTEN),
+            since(Moment.PLACE, Moment.PLACE if flat_on_host else Moment.FLATTEN),
             f"{item} B a trained parameter ({SOURCE}: flatten_dense_tensors_aligned)",
         ),
         MemoryPart(
@@ -46,7 +49,14 @@ def zero12_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPar
                 f"{item} B a frozen parameter: these stages cut none", state=True,
             )
         )  # fmt: skip
-    if item < FP32:
+    if flat_on_host:
+        parts.append(
+            MemoryPart(
+                "weights before and after they are flat", item * (model.trained_numel + sum(flats)),
+                "host", (Moment.FLATTEN,), f"2 x {item} B a trained parameter ({SOURCE}: cpu_data)",
+            )
+        )  # fmt: skip
+    if item < FP32 and not cloned_to_host:
         parts.append(
             MemoryPart(
                 "weights copied for the masters", item * max(flats) // launch.processes, "device",

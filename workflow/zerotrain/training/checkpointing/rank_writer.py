@@ -7,7 +7,7 @@ import mmap
 import os
 import socket
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -222,7 +222,15 @@ def _open_side_stream(tensors: dict[str, torch.Tensor]) -> AbstractContextManage
         return contextlib.nullcontext()
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
-    return torch.cuda.stream(stream)
+    return _on(device, stream)
+
+
+@contextlib.contextmanager
+def _on(device: torch.device, stream: torch.cuda.Stream) -> Iterator[None]:
+    # A new thread is on device 0. Leaving only the stream would go back there, and take the half
+    # gigabyte of a CUDA context on it in every process of the machine.
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        yield
 
 
 class Staging:

@@ -1,13 +1,77 @@
-"""What DeepSpeed lacks or does wrong: clipping of each gradient value, and swapping to a disk, with
-a separate folder and gradients that are read back."""
+"""What DeepSpeed lacks or does wrong: the memory of its start, the loss scale of a step, clipping
+of each gradient value, and swapping to a disk, with a separate folder and gradients that are read
+back."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.swap_tensor.utils import swap_in_tensors
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+
+class _ClonedToHost(torch.Tensor):
+    """A view of which `clone` makes a copy in host memory."""
+
+    def clone(self, **_: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor).to("cpu", copy=True)
+
+
+@contextlib.contextmanager
+def one_copy_on_device(*, alone: bool) -> Iterator[None]:
+    """Make DeepSpeed 0.19 start stages 1 and 2 with one copy of the weights on the device.
+
+    Only for masters in host memory, whose training needs no second copy: DeepSpeed makes the
+    weights flat on the device if it has room for both, and clones its partition there before it
+    copies it to the host. A GPU with room for the steps would run out of memory before the first.
+
+    Args:
+        alone: Whether this is the only process. It makes the weights flat in host memory, where
+            several processes would each hold the whole model twice.
+    """
+    partitions_of = DeepSpeedZeroOptimizer.get_data_parallel_partitions
+    made: list[list[torch.Tensor]] = []
+
+    def cloned_to_host(zero: Any, flat: torch.Tensor, group: int) -> list[torch.Tensor]:
+        made.append([one.as_subclass(_ClonedToHost) for one in partitions_of(zero, flat, group)])
+        return made[-1]
+
+    with contextlib.ExitStack() as stack:
+        DeepSpeedZeroOptimizer.get_data_parallel_partitions = cloned_to_host
+        stack.callback(
+            setattr, DeepSpeedZeroOptimizer, "get_data_parallel_partitions", partitions_of
+        )
+        if alone:
+            accelerator = get_accelerator()
+            accelerator.available_memory = lambda device_index=None: 0
+            stack.callback(delattr, accelerator, "available_memory")
+        yield
+    for partitions in made:  # the optimizer's own lists
+        partitions[:] = [one.as_subclass(torch.Tensor) for one in partitions]
+
+
+def raise_scale_after_step(zero: Any) -> Callable[[], None]:
+    """Make a ZeRO optimizer use one loss scale for a whole step.
+
+    DeepSpeed 0.19 raises fp16's scale after a window of good steps before it divides the gradients
+    by it: that update is half as large as the gradients say. An overflow still lowers it at once.
+
+    Returns:
+        What to call after each step without an overflow.
+    """
+    update = zero._update_scale
+
+    def lower(overflow: bool = False) -> None:
+        if overflow:
+            update(True)
+
+    zero._update_scale = lower
+    return lambda: update(False)
 
 
 def clip_each_value(zero: Any, bound: float, stage: int) -> None:

@@ -34,7 +34,9 @@ from zerotrain.training.engines.engine import STEADY, describe_phase
 from zerotrain.training.engines.loss_scale import LossScale, clamp_state
 from zerotrain.training.engines.zero_corrections import (
     clip_each_value,
+    one_copy_on_device,
     point_to,
+    raise_scale_after_step,
     read_gradients_through_aligned_memory,
 )
 from zerotrain.training.engines.zero_partitions import GroupPartitions, ParameterPartitions
@@ -97,10 +99,14 @@ class ZeroEngine:
             point_to(settings, swap)
         # DeepSpeed rounds the weights to 16 bits before it copies them to its fp32 masters.
         masters = _copies(trained) if exact and phase.launch.mixed_precision != "no" else {}
-        self._engine, self._zero, _, _ = deepspeed.initialize(
-            model=model, optimizer=optimizer, config=settings
-        )
+        on_host = phase.derived.offload_optimizer != "none" and phase.derived.zero_stage < 3
+        alone = deepspeed.comm.get_world_size() == 1
+        with one_copy_on_device(alone=alone) if on_host else contextlib.nullcontext():
+            self._engine, self._zero, _, _ = deepspeed.initialize(
+                model=model, optimizer=optimizer, config=settings
+            )
         read_gradients_through_aligned_memory(self._zero)
+        self._raise_scale = raise_scale_after_step(self._zero)
         if phase.train.grad_clip_method == "value" and phase.train.max_grad_norm:
             clip_each_value(self._zero, phase.train.max_grad_norm, phase.derived.zero_stage)
         self._partitions = (
@@ -153,6 +159,7 @@ class ZeroEngine:
             # DeepSpeed silently skips an update without a finite norm, at every stage and
             # precision; for bf16 at stages 1 and 2 because of bf16.check_grad_overflow.
             return float("inf")
+        self._raise_scale()
         self._updates += 1
         return float(self._engine.get_global_grad_norm() or 0.0)
 

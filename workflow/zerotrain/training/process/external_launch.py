@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import distributed
 
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
 from zerotrain.launch import pinned_memory
@@ -33,6 +35,11 @@ from zerotrain.training.checkpointing.progress_folder import end_step, newest_in
 from zerotrain.training.process import ending, failures, lock, machines
 from zerotrain.training.process.machines import adopt_single, adopt_slurm, init_process_group
 from zerotrain.training.process.start import check_room, prepare
+
+ANSWERS = "zerotrain/answers"
+"""Key of the number of processes that know how the first one has ended."""
+ANSWER_SECONDS = 60
+"""Time after which the first process ends without the others' answers."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +106,27 @@ def _wait_for_first_rank(code: int) -> int:
     """
     try:
         ranks.broadcast(None)
+        _answer_first_rank()
     except Exception:  # the first process has ended, and has printed why
         return code and failures.EXIT_FAULT
     return code
+
+
+def _answer_first_rank() -> None:
+    """Let the first process end once the others have received its broadcast.
+
+    On a GPU it returns before anything is sent, and the end of a process breaks its connections.
+    The store answers each call at once, so that no other process has to stay.
+    """
+    if not distributed.is_initialized():
+        return
+    store = distributed.distributed_c10d._get_default_store()
+    if distributed.get_rank():
+        store.add(ANSWERS, 1)
+        return
+    end = time.monotonic() + ANSWER_SECONDS
+    while store.add(ANSWERS, 0) < distributed.get_world_size() - 1 and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def _set_up_environment(phase: ResolvedPhase) -> None:

@@ -108,8 +108,11 @@ def _lock_shared(place: Path, cache: Artifact, needed: int, stop: Callable[[], b
                 return lock
             if (place / COPY).exists():  # damaged, and another training may be reading it
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            else:
-                _wait(lock, fcntl.LOCK_EX, stop)
+            elif not _lock(lock, fcntl.LOCK_EX):
+                # Another asked at the same time; it makes the copy, and then reads it to its end.
+                lock.close()
+                _pause(stop)
+                continue
             if _is_there(lock, place) and not _is_whole(place, cache):
                 if made == TRIES:
                     raise _NoCopyError(
@@ -139,13 +142,23 @@ def _open(place: Path) -> IO[str]:
 
 
 def _wait(lock: IO[str], how: int, stop: Callable[[], bool]) -> None:
-    while True:
-        try:
-            return fcntl.flock(lock, how | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if stop():
-                raise _NoCopyError("the training is to stop") from None
-            time.sleep(POLL_SECONDS)
+    while not _lock(lock, how):
+        _pause(stop)
+
+
+def _lock(lock: IO[str], how: int) -> bool:
+    """Take a lock if it is free."""
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _pause(stop: Callable[[], bool]) -> None:
+    if stop():
+        raise _NoCopyError("the training is to stop")
+    time.sleep(POLL_SECONDS)
 
 
 def _is_there(lock: IO[str], place: Path) -> bool:
