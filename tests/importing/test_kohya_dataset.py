@@ -11,8 +11,11 @@ from tests.builders.images import write_pictures
 from tests.builders.refusals import refused
 from tests.builders.runs import make_run
 
+from zerotrain.config.data import BucketConfig
 from zerotrain.config.read import parse_config
+from zerotrain.data.buckets import bucket_sizes as sizes_taken
 from zerotrain.data.dataset import read_dataset
+from zerotrain.errors import PipelineError
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.kohya_dataset import bucket_sizes
 from zerotrain.importers.reading import import_file
@@ -103,7 +106,7 @@ def test_one_subset_is_no_list(toml):
         "caption_extension": ".txt", "multiline_captions": "first",
         "aspect_buckets": {"alignment": 64},
     }  # fmt: skip
-    assert sizes == bucket_sizes(512, 256, 1024, 64)
+    assert sizes == bucket_sizes(512 * 512, 256, 1024, 64)
 
 
 def test_caption_options_and_masks_are_those_of_this_program(toml):
@@ -162,11 +165,39 @@ def test_a_folder_may_be_filled_later(toml):
 
 def test_buckets_are_those_of_kohyas_scripts():
     """make_bucket_resolutions((512, 512)) of sd-scripts, by its page of numbers."""
-    assert bucket_sizes(512, 256, 1024, 64) == [
+    assert bucket_sizes(512 * 512, 256, 1024, 64) == [
         [256, 832], [256, 896], [256, 960], [256, 1024], [320, 704], [320, 768], [384, 640],
         [448, 576], [512, 512], [576, 448], [640, 384], [704, 320], [768, 320], [832, 256],
         [896, 256], [960, 256], [1024, 256],
     ]  # fmt: skip
+
+
+def test_buckets_of_a_rectangle_have_its_area(toml):
+    """make_bucket_resolutions((512, 768)): an image of exactly that size keeps it."""
+    one = TOML.partition("[[datasets]]\nresolution = [16")[0]
+    own = "resolution = [512, 768]\nenable_bucket = true\nmin_bucket_reso = 256"
+    toml.write_text(one.replace("resolution = 32", own))
+    found = import_file(toml)
+    sizes = [tuple(size) for size in found.values["data.aspect_buckets.sizes"]]
+    assert {(512, 768), (768, 512), (384, 1024), (1024, 384)} <= {*sizes}
+    side = found.values["train.resolution"]
+    config = BucketConfig(alignment=64, sizes=sizes)
+    assert (512, 768) in sizes_taken(side, config)
+    assert side * side < 1.05 * 512 * 768
+    assert ("kept", "min_bucket_reso", 256) in {(n.outcome, n.key, n.given) for n in found.notes}
+
+
+def test_limits_of_buckets_that_differ_are_reported(toml):
+    """And images are enlarged in all datasets or in none."""
+    limits = "enable_bucket = true\nbucket_reso_steps = 16\nmin_bucket_reso = 16"
+    text = TOML.replace("resolution = 32", f"resolution = 32\nmax_bucket_reso = 64\n{limits}")
+    text = text.replace("resolution = [16", f"{limits}\nresolution = [16")
+    toml.write_text(text)
+    changed = {(n.key, n.given) for n in import_file(toml).notes if n.outcome == "changed"}
+    assert {("min_bucket_reso", 16), ("max_bucket_reso", 64), ("enable_bucket", True)} <= changed
+    toml.write_text(text.replace(limits, f"{limits}\nbucket_no_upscale = true", 1))
+    with pytest.raises(PipelineError, match="bucket_no_upscale is on for some datasets only"):
+        import_file(toml)
 
 
 @pytest.mark.parametrize(

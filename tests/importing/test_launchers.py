@@ -116,3 +116,24 @@ def test_accelerates_compilation(
 def test_comments_are_left_out_as_by_bash(text: str, left: str) -> None:
     """One begins where a word could, outside of quotes, and ends with its line."""
     assert without_comments(text) == left
+
+
+def test_variables_are_set_in_front_of_the_command(place: Path) -> None:
+    """On lines of their own, or joined to it."""
+    trained = TRAINER.replace("a/b", "${MODEL}")
+    for before in ("export MODEL=c/d\n", "export A=x && MODEL='c/d' && ", "MODEL=c/d; "):
+        assert import_command(f"{before}torchrun {trained}").values["base"] == "c/d"
+
+
+@pytest.mark.parametrize(
+    "script", [f"{TRAINER} --bf16", "train_dreambooth_lora_sd3.py --mixed_precision=bf16"]
+)
+def test_a_scripts_precision_replaces_accelerates(place: Path, script: str) -> None:
+    """As diffusers' flag says of itself, and HF Trainer does; the report names both."""
+    (place / "default.yaml").write_text("distributed_type: 'NO'\nmixed_precision: 'no'\n")
+    needed = "" if TRAINER in script else "--pretrained_model_name_or_path a/b"
+    command = f"accelerate launch --config_file default.yaml {script} {needed}"
+    found = import_command(command)
+    assert found.values["launch.mixed_precision"] == "bf16"
+    changed = {note.key: note.given for note in found.notes if note.outcome == "changed"}
+    assert changed["mixed_precision"] == "no"

@@ -248,8 +248,8 @@ def test_losses_of_diffusers_scripts(
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        ("train_dreambooth_lora_sd3.py", ["latents"]),
-        ("train_dreambooth_lora_flux_kontext.py", []),
+        ("train_dreambooth_lora_sd3.py", ["latents", "random_flip"]),
+        ("train_dreambooth_lora_flux_kontext.py", ["random_flip"]),
         ("train_text_to_image_lora_sdxl.py", ["latents"]),
         (
             "train_text_to_image_sdxl.py",
@@ -258,14 +258,36 @@ def test_losses_of_diffusers_scripts(
     ],
 )
 def test_draws_of_diffusers_scripts_are_reported(script: str, expected: list[str]) -> None:
-    """They draw latents; the full SDXL script draws mirror images and empty captions once."""
+    """They draw latents; the full SDXL script draws mirror images and empty captions once, those of
+    dreambooth mirror images."""
     given = {"random_flip": "true", "proportion_empty_prompts": 0.2}
-    found = example(script, **(given if "text_to_image" in script else {}))
+    if "dreambooth" in script:
+        del given["proportion_empty_prompts"]
+    found = example(script, **given)
     changed = [note.key for note in found.notes if note.outcome == "changed"]
     assert [key for key in changed if key in {"latents", *given}] == expected
     if len(expected) == 3:
         own = ("data.random_flip", "train.caption_dropout_probability")
         assert [found.values[key] for key in own] == [True, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "times"),
+    [
+        ("train_text_to_image_sdxl.py", {"gradient_accumulation_steps": 4}, "takes 4 times"),
+        ("train_text_to_image_lora_sdxl.py", {"lr_scheduler": "constant"}, None),
+        ("train_dreambooth_lora_sdxl.py", {"gradient_accumulation_steps": 4}, None),
+    ],
+)
+def test_a_stretched_schedule_is_reported(
+    script: str, given: dict[str, Any], times: str | None
+) -> None:
+    """accelerate steps a schedule at updates only, and the scripts multiply its steps."""
+    options = {"lr_scheduler": "cosine", "lr_warmup_steps": 500, "max_train_steps": 10_000}
+    found = example(script, **options | given)
+    reasons = [n.reason for n in found.notes if (n.outcome, n.key) == ("changed", "lr_scheduler")]
+    assert len(reasons) == (times is not None)
+    assert all(times in reason for reason in reasons if times)
 
 
 def test_defaults_of_diffusers_scripts() -> None:

@@ -421,3 +421,16 @@ def test_a_phase_points_at_simpletuners_settings(place: Path) -> None:
     (place / "st.json").write_text(json.dumps(settings))
     with pytest.raises(PipelineError, match="without deepspeed_config say what is trained"):
         launch_from_file(Path("st.json"), presets=PRESETS)
+
+
+def test_toml_is_read_as_json(tmp_path: Path) -> None:
+    """SimpleTuner itself takes either."""
+    (tmp_path / "sets.json").write_text(json.dumps([DATASET, EMBEDS]))
+    (tmp_path / "config.json").write_text(json.dumps(USUAL))
+    lines = [f"{name} = {json.dumps(value)}" for name, value in USUAL.items()]
+    (tmp_path / "config.toml").write_text("\n".join(lines))
+    from_json, from_toml = (
+        import_file(tmp_path / name).values for name in ("config.json", "config.toml")
+    )
+    assert from_toml == from_json
+    assert from_toml["family"] == "flux"

@@ -59,6 +59,28 @@ def test_schedules_that_cannot_be(given: dict[str, Any], message: str) -> None:
     assert message in refusal(trained, **given)
 
 
+def test_a_warm_up_below_one_step_is_a_share() -> None:
+    """As TrainingArguments.get_warmup_steps reads it; the new spelling of warmup_ratio."""
+    found = trained(lr_scheduler_type="cosine", warmup_steps=0.03)
+    train = found.nested()["train"]
+    assert train["lr_warmup_ratio"] == 0.03
+    assert "lr_warmup_steps" not in train
+    assert "warmup_steps" in {note.key for note in found.notes if note.outcome == "kept"}
+
+
+def test_norms_and_biases_do_not_decay() -> None:
+    """Trainer.create_optimizer groups parameters so; without decay the groups say nothing."""
+    assert trained(weight_decay=0.1).values["train.no_decay_norm_bias"] is True
+    assert "train.no_decay_norm_bias" not in trained().values
+
+
+def test_adafactor_is_another() -> None:
+    """transformers' own, with scale_parameter=False, takes steps that torch's cannot."""
+    assert "optim: HF Trainer's adafactor is transformers' own" in refusal(
+        trained, optim="adafactor"
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

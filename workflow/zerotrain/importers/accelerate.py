@@ -61,7 +61,12 @@ def read_accelerate(
         flat.setdefault("mixed_precision", "fp16")
     precision = flat.get("mixed_precision")
     if precision is not None:
-        context = context.with_precision(precision.casefold(), "mixed_precision")
+        own, source = context.precision, context.precision_source
+        if source == "--mixed_precision" and own not in (None, precision.casefold()):
+            reason = f"the script's own {source} {own} takes its place"
+            result.note("changed", "mixed_precision", precision, reason, "launch.mixed_precision")
+        else:
+            context = context.with_precision(precision.casefold(), "mixed_precision")
     kind = _distributed_type(flat, result, where)
     context = _read_processes(flat, result, context, kind, where)
     for key, row in ACCELERATE.items():

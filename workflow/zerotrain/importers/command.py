@@ -116,11 +116,15 @@ def without_comments(text: str) -> str:
     return COMMENT.sub(lambda found: "" if found["comment"] else found[0], text)
 
 
-EXPORT = re.compile(r"""^[ \t]*(?:export[ \t]+)?(\w+)=("[^"]*"|'[^']*'|\S*)[ \t]*$""", re.M)
+EXPORT = re.compile(
+    r"""(?:^|(?<=&&)|(?<=;))[ \t]*(?:export[ \t]+)?"""
+    r"""(\w+)=("[^"]*"|'[^']*'|[^\s;&]*)[ \t]*(?:&&|;|$)""",
+    re.M,
+)
 
 
 def _with_variables(text: str) -> str:
-    """Return the text with variables replaced by values that it sets on separate lines."""
+    """Return the text with variables replaced by values that it sets in commands of their own."""
     values = {name: value.strip("\"'") for name, value in EXPORT.findall(text)}
     rest = EXPORT.sub("", text)
     return re.sub(r"\$\{?(\w+)\}?", lambda found: values.get(found[1], found[0]), rest)

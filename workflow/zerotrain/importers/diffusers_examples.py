@@ -36,6 +36,7 @@ from zerotrain.importers.program import (
     put_until,
     with_autoencoder,
 )
+from zerotrain.importers.schedule import note_stretched_schedule
 from zerotrain.importers.simpletuner_captions import put_captions
 from zerotrain.importers.simpletuner_data import FRAMING, HUB, is_local
 from zerotrain.importers.simpletuner_objective import POSTERIOR
@@ -154,6 +155,8 @@ def read_example(
         say_bf16_weights(result, config, "the script", in_bf16=in_bf16)
         _put_schedule(arguments, result)
         put_micro_batch(result, program, file_wins=False)
+        if "_text_to_image_" in script:
+            note_stretched_schedule(result)
     for ours, value in fixed.items():
         result.assume(ours, value, "the script's flags of Prodigy")
     with result.collect():
@@ -292,10 +295,10 @@ def _put_draws(
         result.note("changed", "latents", None, POSTERIOR)
     elif captioned:
         result.note("changed", "captions", None, PAIRS)
-    if name != ENCODES_ONCE:
+    if name != ENCODES_ONCE and "_dreambooth_" not in name:
         return
     for key in ("random_flip", "proportion_empty_prompts"):
-        if given := arguments.pop(key, None):
+        if key in table and (given := arguments.pop(key, None)):
             reason = "drawn again for each epoch; the script draws once, before it trains"
             result.put("changed", key, given, table[key].ours, given, reason)
 

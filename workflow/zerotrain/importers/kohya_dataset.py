@@ -70,7 +70,7 @@ def read_kohya_dataset(path: Path, result: ImportedConfig) -> None:
 
 
 def _read_subsets(path: Path, result: ImportedConfig) -> list[_Subset]:
-    found = load_json(path) if path.suffix.casefold() == ".json" else _load_toml(path)
+    found = load_json(path) if path.suffix.casefold() == ".json" else load_toml(path)
     datasets = _tables(found, "datasets", str(path))
     (general,) = _tables({"general": [found.pop("general", {})]}, "general", str(path))
     general = _keys(general, f"{path}: general", result)
@@ -108,7 +108,7 @@ def _tables(section: dict[str, Any], name: str, where: str) -> list[dict[str, An
     )
 
 
-def _load_toml(path: Path) -> dict[str, Any]:
+def load_toml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         check_nesting(text, str(path))
@@ -220,7 +220,15 @@ def _stem(file: str) -> str:
 
 
 def _side(subset: _Subset) -> int:
-    """Return the side of the square with a dataset's area, in pixels.
+    """Return the side of the smallest square that holds a dataset's area, in pixels."""
+    width, height = _resolution(subset)
+    if width == height:
+        return width // 8 * 8
+    return -(-(math.isqrt(width * height - 1) + 1) // 8) * 8
+
+
+def _resolution(subset: _Subset) -> tuple[int, int]:
+    """Return width and height of a dataset's largest square or rectangle, in pixels.
 
     Raises:
         PipelineError: it has no resolution, or one that is no square, without buckets.
@@ -240,7 +248,7 @@ def _side(subset: _Subset) -> int:
             f"resolution: {width}x{height} is no square",
             hint="without enable_bucket all images are cut to squares",
         )
-    return math.isqrt(width * height) // 8 * 8
+    return width, height
 
 
 def _put_buckets(subsets: list[_Subset], result: ImportedConfig) -> None:
@@ -263,10 +271,14 @@ def _put_buckets(subsets: list[_Subset], result: ImportedConfig) -> None:
     key = "data.aspect_buckets"
     if random == {True}:
         result.put("changed", "random_crop", True, f"{key}.crop", "random", "drawn once")
-    shared = {(_side(one), *(one.get(name) for name in BUCKETS)) for one in subsets}
-    side, step, least, most, _ = min(shared)
+    shared = {
+        (math.prod(_resolution(one)), *(one.get(name) for name in BUCKETS)) for one in subsets
+    }
+    area, step, least, most, _ = min(shared)
     if any(one[1] != step for one in shared):
         raise PipelineError("bucket_reso_steps differs between datasets", hint="give them one")
+    if len({bool(one[4]) for one in shared}) > 1:
+        raise PipelineError("bucket_no_upscale is on for some datasets only", hint="set it for all")
     if not 1 <= step <= least <= most <= LONGEST:
         raise PipelineError(
             f"buckets of {least} to {most} pixels in steps of {step}",
@@ -278,20 +290,26 @@ def _put_buckets(subsets: list[_Subset], result: ImportedConfig) -> None:
         reason = "sizes are computed in another way; smaller images get a smaller bucket"
         result.put("changed", "bucket_no_upscale", True, f"{key}.max_upscale", 1, reason)
     elif len(shared) == 1:
-        sizes = bucket_sizes(side, least, most, step)
+        sizes = bucket_sizes(area, least, most, step)
         result.keep("enable_bucket", True, f"{key}.sizes", sizes, "the sizes of kohya's scripts")
     else:
         reason = "the datasets have different sizes, which are computed in another way here"
         result.note("changed", "enable_bucket", True, reason, key)
+    exact = f"{key}.sizes" in result.values
+    reason = "" if exact else "these sizes have no limits but data.aspect_buckets' aspects"
+    for name in ("min_bucket_reso", "max_bucket_reso"):
+        given = {one.values[name] for one in subsets if name in one.values}
+        for value in sorted(given):
+            result.note("kept" if exact else "changed", name, value, reason, key)
 
 
-def bucket_sizes(side: int, least: int, most: int, step: int) -> list[list[int]]:
+def bucket_sizes(area: int, least: int, most: int, step: int) -> list[list[int]]:
     """List the sizes of kohya's make_bucket_resolutions, as [width, height]."""
     least, most = least // step * step, -(-most // step) * step
-    own = side // step * step
+    own = math.isqrt(area) // step * step
     found = {(own, own)}
     for width in range(least, most + 1, step):
-        height = min(most, side * side // width // step * step)
+        height = min(most, area // width // step * step)
         if height >= least:
             found |= {(width, height), (height, width)}
     return [list(size) for size in sorted(found)]

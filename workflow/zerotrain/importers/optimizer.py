@@ -154,6 +154,13 @@ def _without_block(result: ImportedConfig, program: Program) -> None:
         return
     given, reason = found or ("adamw", f"{program.name} takes AdamW")
     folded = TRAINER_NAMES.get(str(given).casefold(), str(given))
+    if program.name == "HF Trainer" and folded.casefold() == "adafactor":
+        raise PipelineError(
+            f"{program.argument('train.optimizer')}: HF Trainer's adafactor is transformers' own, "
+            "whose steps are not scaled by the weights; zerotrain has torch's, whose steps are",
+            hint="choose another optimizer, or set train.optimizer: adafactor and a learning rate "
+            "for it in the imported file",
+        )
     name = _usable("optimizer", folded, None)[0].name
     argument = program.argument("train.optimizer")
     if argument is None:
@@ -163,6 +170,9 @@ def _without_block(result: ImportedConfig, program: Program) -> None:
     for ours in (*OURS.values(), *BETAS):
         if ours == "train.learning_rate" or find(name)[0].adam_keys or ours in program.fixed:
             program.put(ours, result)
+    if program.name == "HF Trainer" and result.values.get("train.adam_weight_decay"):
+        reason = "HF Trainer decays neither norms nor biases"
+        result.assume("train.no_decay_norm_bias", True, reason)
 
 
 def without_auto(value: Any) -> Any:

@@ -14,7 +14,7 @@ from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed
 from zerotrain.importers.files import load_json, load_yaml
 from zerotrain.importers.imported_config import ImportedConfig, nest
 from zerotrain.importers.keys import SIMPLETUNER
-from zerotrain.importers.kohya_dataset import read_kohya_dataset
+from zerotrain.importers.kohya_dataset import load_toml, read_kohya_dataset
 from zerotrain.importers.precision import Choose
 from zerotrain.importers.program import ACCELERATE as ACCELERATE_PROGRAM
 from zerotrain.importers.program import RUN, Program, trainer
@@ -121,6 +121,10 @@ def launch_from_file(
 def read(path: Path, result: ImportedConfig, context: SurroundingSettings) -> str:
     """Read a file of any supported form, and return the form."""
     if path.suffix.casefold() == ".toml" and context.program is not RUN:
+        settings = load_toml(path)
+        if not {"general", "datasets"} & settings.keys() and settings.keys() & SIMPLETUNER.keys():
+            read_simpletuner(settings, path, result, context)
+            return "SimpleTuner"
         read_kohya_dataset(path, result)
         return "kohya's datasets"
     if path.suffix.casefold() == ".json" and context.program is not RUN and is_backends(path):

@@ -150,10 +150,21 @@ def _resolve(result: ImportedConfig, program: Program, short: str) -> None:
         result.note("resolved", key, AUTO, "nothing fills it: DeepSpeed's own")
 
 
+def _warmup_share(program: Program) -> tuple[str, Any]:
+    """Return HF Trainer's share of a warm-up, and the flag that gives it.
+
+    Source: transformers/training_args.py, get_warmup_steps: steps below 1 are a share, too.
+    """
+    steps = program.given("warmup_steps")
+    if program.name == "HF Trainer" and steps is not None and 0 < steps < 1:
+        return "warmup_steps", steps
+    return "warmup_ratio", program.given("warmup_ratio")
+
+
 def _warmup(program: Program, total: int | None) -> tuple[int | None, str]:
-    ratio = program.given("warmup_ratio")
-    if ratio and total is not None:
-        return math.ceil(Fraction(str(ratio)) * total), f"warmup_ratio {ratio:g} of {total} steps"
+    flag, share = _warmup_share(program)
+    if share and total is not None:
+        return math.ceil(Fraction(str(share)) * total), f"{flag} {share:g} of {total} steps"
     if program is RUN:
         return None, ""
     found = program.value("train.lr_warmup_steps")
@@ -222,10 +233,10 @@ def flag_schedule(result: ImportedConfig, program: Program) -> None:
             reason += "; openMind's guide calls it WarmupDecayLR, which is this line without a log"
         result.assume("train.lr_scheduler", name, reason)
     _flag_arguments(result, program)
-    ratio = program.given("warmup_ratio")
+    share_flag, ratio = _warmup_share(program)
     if ratio:
-        result.keep("warmup_ratio", ratio, "train.lr_warmup_ratio")
-        if program.given("warmup_steps"):
+        result.keep(share_flag, ratio, "train.lr_warmup_ratio")
+        if program.given("warmup_steps") and program.given("warmup_ratio"):
             raise PipelineError(
                 "warmup_steps and warmup_ratio are both given", hint="take one of them out"
             )
@@ -238,6 +249,25 @@ def flag_schedule(result: ImportedConfig, program: Program) -> None:
             result.keep(argument, warmup[0], "train.lr_warmup_steps", int(warmup[0]))
         else:
             result.assume("train.lr_warmup_steps", *warmup)
+
+
+def note_stretched_schedule(result: ImportedConfig) -> None:
+    """Report that diffusers' train_text_to_image scripts run a schedule over another number of steps.
+
+    They multiply its steps by the accumulation steps; accelerate steps it only at updates, once for
+    each process (accelerate/scheduler.py, AcceleratedScheduler.step).
+    """
+    name = result.values.get("train.lr_scheduler")
+    steps = Fraction(
+        result.values.get("train.gradient_accumulation_steps", 1),
+        result.values.get("launch.num_processes", 1),
+    )
+    if name != "constant" and steps != 1:
+        reason = (
+            "warm-up and decay are counted in updates here; the script takes "
+            f"{float(steps):g} times as many as it says (gradient_accumulation_steps / processes)"
+        )
+        result.note("changed", "lr_scheduler", name, reason, "train.lr_scheduler", name)
 
 
 def _flag_arguments(result: ImportedConfig, program: Program) -> None:

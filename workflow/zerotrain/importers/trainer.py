@@ -53,7 +53,7 @@ def read_trainer(
         )
     if context.accelerate_deepspeed is not None:
         file, config = context.accelerate_deepspeed
-    context = _with_precision(arguments, context, config)
+    context = _with_precision(arguments, context, config, result)
     if config is None:
         read_plain(result, context)
     else:
@@ -107,11 +107,21 @@ RESULTS = "results lie under results/<run>/<phase>"
 
 
 def _with_precision(
-    arguments: dict[str, Any], context: SurroundingSettings, config: dict[str, Any] | None
+    arguments: dict[str, Any],
+    context: SurroundingSettings,
+    config: dict[str, Any] | None,
+    result: ImportedConfig,
 ) -> SurroundingSettings:
     on = [kind for kind in ("bf16", "fp16") if arguments.get(kind)]
     if len(on) == 2:
         raise PipelineError("--bf16 and --fp16 are both given", hint="take one of them out")
+    launchers = context.precision_source == "mixed_precision"
+    if on and launchers and context.precision not in (None, on[0]):
+        # TrainingArguments sets the variable by which accelerate chooses.
+        reason = f"HF Trainer's --{on[0]} takes its place"
+        ours = "launch.mixed_precision"
+        result.note("changed", "mixed_precision", context.precision, reason, ours)
+        return replace(context, precision=on[0], precision_source=f"--{on[0]}")
     if on:
         return context.with_precision(on[0], f"--{on[0]}")
     sections = [(config or {}).get(kind) for kind in ("bf16", "fp16")]
