@@ -252,7 +252,7 @@ def flag_schedule(result: ImportedConfig, program: Program) -> None:
 
 
 def note_stretched_schedule(result: ImportedConfig) -> None:
-    """Report that diffusers' train_text_to_image scripts run a schedule over another number of steps.
+    """Report that the train_text_to_image scripts run a schedule over another number of steps.
 
     They multiply its steps by the accumulation steps; accelerate steps it only at updates, once for
     each process (accelerate/scheduler.py, AcceleratedScheduler.step).
