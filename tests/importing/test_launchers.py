@@ -123,6 +123,8 @@ def test_variables_are_set_in_front_of_the_command(place: Path) -> None:
     trained = TRAINER.replace("a/b", "${MODEL}")
     for before in ("export MODEL=c/d\n", "export A=x && MODEL='c/d' && ", "MODEL=c/d; "):
         assert import_command(f"{before}torchrun {trained}").values["base"] == "c/d"
+    (command,) = parse_commands(f"torchrun {TRAINER} --prompt 'x; a=b; c && d=e'")
+    assert command.arguments["prompt"] == "x; a=b; c && d=e"
 
 
 @pytest.mark.parametrize(

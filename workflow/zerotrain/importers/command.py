@@ -117,17 +117,17 @@ def without_comments(text: str) -> str:
 
 
 EXPORT = re.compile(
-    r"""(?:^|(?<=&&)|(?<=;))[ \t]*(?:export[ \t]+)?"""
-    r"""(\w+)=("[^"]*"|'[^']*'|[^\s;&]*)[ \t]*(?:&&|;|$)""",
-    re.M,
+    r"""^[ \t]*(?:export[ \t]+)?(\w+)=("[^"]*"|'[^']*'|[^\s;&]*)[ \t]*(?:&&|;|$)""", re.M
 )
 
 
 def _with_variables(text: str) -> str:
-    """Return the text with variables replaced by values that it sets in commands of their own."""
-    values = {name: value.strip("\"'") for name, value in EXPORT.findall(text)}
-    rest = EXPORT.sub("", text)
-    return re.sub(r"\$\{?(\w+)\}?", lambda found: values.get(found[1], found[0]), rest)
+    """Return the text with variables replaced by values that it sets at the beginning of lines."""
+    values: dict[str, str] = {}
+    while found := EXPORT.findall(text):  # one of each line: A=1 && B=2 && python ...
+        values |= {name: value.strip("\"'") for name, value in found}
+        text = EXPORT.sub("", text)
+    return re.sub(r"\$\{?(\w+)\}?", lambda found: values.get(found[1], found[0]), text)
 
 
 def _launcher(words: list[str], place: int) -> tuple[str, ...] | None:
