@@ -5,6 +5,7 @@ Imports stand inside the commands: a stage that needs no torch does not wait for
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -135,6 +136,7 @@ def main() -> None:
     # Libraries are millions of objects that live to the end of the process. Looking through them
     # while they are imported and once more at the end takes a third of a short command's time.
     gc.set_threshold(10_000)
+    atexit.register(gc.freeze)
     escape_foreign_controls(sys.stdout, bars=False)
     escape_foreign_controls(sys.stderr, bars=True)
     try:
@@ -142,7 +144,6 @@ def main() -> None:
             command_line(sys.argv[1:])()
         finally:
             _flush_output()
-            gc.freeze()
     except Exception as error:
         if (found := _as_user_error(error)) is None:
             raise
