@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+CONSTANTS = {None: "null", True: "true", False: "false"}
 READ_AS_OTHERS = {"no", "yes", "on", "off", "true", "false", "null", "y", "n"}
 UNSEEN = {"Cc", "Cf", "Cn", "Cs", "Zl", "Zp"}
 """Unicode's categories of what ends a line, directs a terminal or turns text around."""
@@ -24,6 +25,10 @@ def scalar(value: Any) -> str:
     """
     if isinstance(value, str):
         return _text(value)
+    if value is None or isinstance(value, bool):
+        return CONSTANTS[value]
+    if isinstance(value, int):
+        return int.__repr__(value)
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     if isinstance(value, float) and "e" in repr(value):
