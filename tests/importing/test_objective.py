@@ -276,6 +276,15 @@ def test_draws_of_diffusers_scripts_are_reported(script: str, expected: list[str
     [
         ("train_text_to_image_sdxl.py", {"gradient_accumulation_steps": 4}, "takes 4 times"),
         ("train_text_to_image_lora_sdxl.py", {"lr_scheduler": "constant"}, None),
+        (
+            "train_text_to_image_sdxl.py",
+            {
+                "lr_scheduler": "constant_with_warmup",
+                "lr_warmup_steps": 0,
+                "gradient_accumulation_steps": 4,
+            },
+            None,
+        ),
         ("train_dreambooth_lora_sdxl.py", {"gradient_accumulation_steps": 4}, None),
     ],
 )

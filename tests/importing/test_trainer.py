@@ -13,6 +13,7 @@ from zerotrain.importers.command_line import import_command
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.reading import ImportOptions
 
+AUTO_PARAMS = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
 PRESETS = Path(__file__).parents[2] / "config" / "launch"
 
 
@@ -68,9 +69,34 @@ def test_a_warm_up_below_one_step_is_a_share() -> None:
     assert "warmup_steps" in {note.key for note in found.notes if note.outcome == "kept"}
 
 
-def test_norms_and_biases_do_not_decay() -> None:
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"max_steps": 1000, "warmup_steps": 0.03}, {"lr_warmup_steps": 30}),
+        ({"max_steps": 1000, "warmup_steps": 7.9}, {"lr_warmup_steps": 7}),
+        ({"num_train_epochs": 3, "warmup_steps": 0.03}, {"lr_warmup_ratio": 0.03}),
+        ({"num_train_epochs": 3, "warmup_ratio": 0.03}, {"lr_warmup_ratio": 0.03}),
+    ],
+)
+def test_a_schedule_of_the_file_takes_the_warm_up(
+    given: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """Where the file says auto; the number of steps is known without epochs alone."""
+    schedule = {"type": "WarmupDecayLR", "params": dict.fromkeys(AUTO_PARAMS, "auto")}
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"scheduler": schedule, "zero_optimization": {"stage": 2}}))
+    words = " ".join(f"--{name} {value}" for name, value in given.items())
+    text = f"torchrun finetune.py --model_name_or_path a/b --data_path a.json --deepspeed {file}"
+    train = import_command(f"{text} {words}", ImportOptions(presets=PRESETS)).nested()["train"]
+    names = ("lr_warmup_steps", "lr_warmup_ratio")
+    assert {name: train[name] for name in names if name in train} == expected
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "sgd"])
+def test_norms_and_biases_do_not_decay(optim: str) -> None:
     """Trainer.create_optimizer groups parameters so; without decay the groups say nothing."""
-    assert trained(weight_decay=0.1).values["train.no_decay_norm_bias"] is True
+    found = trained(weight_decay=0.1, optim=optim).values
+    assert found["train.no_decay_norm_bias"] is True
     assert "train.no_decay_norm_bias" not in trained().values
 
 

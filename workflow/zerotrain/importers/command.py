@@ -50,7 +50,7 @@ FLAGS: Mapping[str, Mapping[str, Key]] = {
     "python": {},
 }
 HINT = "paste a whole command line: 'accelerate launch ... train.py ...', 'torchrun ...'"
-SEPARATORS = set(";|&")
+SEPARATORS = set(";|&\n")
 REDIRECTION = re.compile(r"(?<=\s)(?:\d|&)?>{1,2}\s*(&\d|[^\s;|&]+)")
 
 
@@ -79,8 +79,8 @@ def parse_commands(text: str) -> list[Command]:
     logs = [file for file in REDIRECTION.findall(joined) if not file.startswith("&")]
     joined = REDIRECTION.sub(" ", joined)
     try:
-        lexer = shlex.shlex(joined.replace("\n", " ; "), posix=True, punctuation_chars=";|&")
-        lexer.whitespace_split = True
+        lexer = shlex.shlex(joined, posix=True, punctuation_chars="".join(SEPARATORS))
+        lexer.whitespace, lexer.whitespace_split = " \t\r", True
         lexer.commenters = ""
         words = list(lexer)
     except ValueError as error:
@@ -116,18 +116,30 @@ def without_comments(text: str) -> str:
     return COMMENT.sub(lambda found: "" if found["comment"] else found[0], text)
 
 
-EXPORT = re.compile(
-    r"""^[ \t]*(?:export[ \t]+)?(\w+)=("[^"]*"|'[^']*'|[^\s;&]*)[ \t]*(?:&&|;|$)""", re.M
+LINE = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\n])+\n?|\n""", re.S)
+"""A line of a shell script, which a line break in quotes does not end."""
+ASSIGNED = re.compile(
+    r"""[ \t]*(?:export[ \t]+)?(\w+)=((?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s;&"'\\])*)"""
+    r"""[ \t]*(?:&&|;|$)""",
+    re.M,
 )
+"""A command that only sets a variable: A=1, not A=1 python ..."""
 
 
 def _with_variables(text: str) -> str:
     """Return the text with variables replaced by values that it sets at the beginning of lines."""
     values: dict[str, str] = {}
-    while found := EXPORT.findall(text):  # one of each line: A=1 && B=2 && python ...
-        values |= {name: value.strip("\"'") for name, value in found}
-        text = EXPORT.sub("", text)
-    return re.sub(r"\$\{?(\w+)\}?", lambda found: values.get(found[1], found[0]), text)
+
+    def replaced(part: str) -> str:
+        return re.sub(r"\$\{?(\w+)\}?", lambda found: values.get(found[1], found[0]), part)
+
+    rest = ""
+    for line in LINE.findall(text):
+        while found := ASSIGNED.match(line):
+            values[found[1]] = replaced("".join(shlex.split(found[2])))
+            line = line[found.end() :]
+        rest += line
+    return replaced(rest)
 
 
 def _launcher(words: list[str], place: int) -> tuple[str, ...] | None:

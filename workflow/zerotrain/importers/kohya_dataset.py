@@ -77,7 +77,8 @@ def _read_subsets(path: Path, result: ImportedConfig) -> list[_Subset]:
     if found:
         raise PipelineError(
             f"{path}: {min(found)}: neither [general] nor [[datasets]]",
-            hint="give kohya's dataset configuration (--dataset_config)",
+            hint="give kohya's dataset configuration (--dataset_config); its training options are "
+            "not imported",
         )
     subsets = []
     for number, dataset in enumerate(datasets):

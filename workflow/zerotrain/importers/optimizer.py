@@ -170,7 +170,8 @@ def _without_block(result: ImportedConfig, program: Program) -> None:
     for ours in (*OURS.values(), *BETAS):
         if ours == "train.learning_rate" or find(name)[0].adam_keys or ours in program.fixed:
             program.put(ours, result)
-    if program.name == "HF Trainer" and result.values.get("train.adam_weight_decay"):
+    decay = program.value("train.adam_weight_decay")
+    if program.name == "HF Trainer" and decay and decay[0]:
         reason = "HF Trainer decays neither norms nor biases"
         result.assume("train.no_decay_norm_bias", True, reason)
 

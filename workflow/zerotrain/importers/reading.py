@@ -122,7 +122,7 @@ def read(path: Path, result: ImportedConfig, context: SurroundingSettings) -> st
     """Read a file of any supported form, and return the form."""
     if path.suffix.casefold() == ".toml" and context.program is not RUN:
         settings = load_toml(path)
-        if not {"general", "datasets"} & settings.keys() and settings.keys() & SIMPLETUNER.keys():
+        if settings.keys() & {"model_family", "data_backend_config"}:  # kohya has neither
             read_simpletuner(settings, path, result, context)
             return "SimpleTuner"
         read_kohya_dataset(path, result)

@@ -134,6 +134,9 @@ def _resolve(result: ImportedConfig, program: Program, short: str) -> None:
     total = steps[0] if steps is not None and isinstance(steps[0], int) and steps[0] > 0 else None
     if short == "warmup_min_lr":
         _put(result, short, AUTO, 0, f"{program.name} begins at 0")
+    elif short == "warmup_num_steps" and total is None and (share := program.given("warmup_ratio")):
+        reason = "warmup_ratio, of the steps that the epochs have"
+        result.resolve(key, "train.lr_warmup_ratio", share, reason)
     elif short == "warmup_num_steps":
         warmup, reason = _warmup(program, total)
         if warmup is None:
@@ -150,21 +153,10 @@ def _resolve(result: ImportedConfig, program: Program, short: str) -> None:
         result.note("resolved", key, AUTO, "nothing fills it: DeepSpeed's own")
 
 
-def _warmup_share(program: Program) -> tuple[str, Any]:
-    """Return HF Trainer's share of a warm-up, and the flag that gives it.
-
-    Source: transformers/training_args.py, get_warmup_steps: steps below 1 are a share, too.
-    """
-    steps = program.given("warmup_steps")
-    if program.name == "HF Trainer" and steps is not None and 0 < steps < 1:
-        return "warmup_steps", steps
-    return "warmup_ratio", program.given("warmup_ratio")
-
-
 def _warmup(program: Program, total: int | None) -> tuple[int | None, str]:
-    flag, share = _warmup_share(program)
-    if share and total is not None:
-        return math.ceil(Fraction(str(share)) * total), f"{flag} {share:g} of {total} steps"
+    ratio = program.given("warmup_ratio")
+    if ratio and total is not None:
+        return math.ceil(Fraction(str(ratio)) * total), f"warmup_ratio {ratio:g} of {total} steps"
     if program is RUN:
         return None, ""
     found = program.value("train.lr_warmup_steps")
@@ -233,10 +225,10 @@ def flag_schedule(result: ImportedConfig, program: Program) -> None:
             reason += "; openMind's guide calls it WarmupDecayLR, which is this line without a log"
         result.assume("train.lr_scheduler", name, reason)
     _flag_arguments(result, program)
-    share_flag, ratio = _warmup_share(program)
+    ratio = program.given("warmup_ratio")
     if ratio:
-        result.keep(share_flag, ratio, "train.lr_warmup_ratio")
-        if program.given("warmup_steps") and program.given("warmup_ratio"):
+        result.keep("warmup_ratio", ratio, "train.lr_warmup_ratio")
+        if program.given("warmup_steps"):
             raise PipelineError(
                 "warmup_steps and warmup_ratio are both given", hint="take one of them out"
             )
@@ -262,7 +254,9 @@ def note_stretched_schedule(result: ImportedConfig) -> None:
         result.values.get("train.gradient_accumulation_steps", 1),
         result.values.get("launch.num_processes", 1),
     )
-    if name != "constant" and steps != 1:
+    warmup = result.values.get("train.lr_warmup_steps")
+    constant = name == "constant" or (name == "constant_with_warmup" and not warmup)
+    if steps != 1 and not constant:
         reason = (
             "warm-up and decay are counted in updates here; the script takes "
             f"{float(steps):g} times as many as it says (gradient_accumulation_steps / processes)"

@@ -39,6 +39,7 @@ def read_trainer(
     given = dict(given)
     _note_evaluation(given, result)
     arguments = read_keys(given, TRAINER, where, result)
+    _read_warmup(arguments, result)
     program = trainer(arguments)
     context = replace(context, program=program)
     result.assume("family", family, "what this script trains; change it for another family")
@@ -72,6 +73,20 @@ def read_trainer(
     ):  # fmt: skip
         if name in arguments and name not in {note.key for note in result.notes}:
             result.note("kept", name, arguments[name], "with the DeepSpeed file", "train")
+
+
+def _read_warmup(arguments: dict[str, Any], result: ImportedConfig) -> None:
+    """Give a warm-up of less than one step its other name, and cut a fraction of more.
+
+    Source: transformers/training_args.py, get_warmup_steps.
+    """
+    steps = arguments.get("warmup_steps", 0)
+    if 0 < steps < 1 and not arguments.get("warmup_ratio"):
+        arguments["warmup_ratio"] = arguments.pop("warmup_steps")
+        reason = "below 1 it is warmup_ratio"
+        result.note("kept", "warmup_steps", steps, reason, "train.lr_warmup_ratio", steps)
+    elif steps >= 1:
+        arguments["warmup_steps"] = int(steps)
 
 
 def _put_model(arguments: dict[str, Any], result: ImportedConfig, where: str) -> None:
@@ -120,6 +135,7 @@ def _with_precision(
         # TrainingArguments sets the variable by which accelerate chooses.
         reason = f"HF Trainer's --{on[0]} takes its place"
         ours = "launch.mixed_precision"
+        result.notes = [note for note in result.notes if note.key != "mixed_precision"]
         result.note("changed", "mixed_precision", context.precision, reason, ours)
         return replace(context, precision=on[0], precision_source=f"--{on[0]}")
     if on:
