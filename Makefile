@@ -76,6 +76,7 @@ lint: setup ## Check style, types and words
 	@snakefmt --check Snakefile rules
 	@mypy
 	@lint-imports
+	@python -m tests.lint.file_access # documents are read, and files written, in one place
 	@codespell -D - -D docs/words.txt $(PLAIN)
 	@codespell -D - -D docs/words.txt -I docs/names.txt --skip '*.json,*.j2,*.min.js' workflow/zerotrain
 	@snakemake --lint

@@ -281,7 +281,7 @@ def test_other_kinds_and_formats_are_refused(folder: Path) -> None:
     (folder / MANIFEST).write_text("[]")
     assert "kind None, format None" in refusal(folder)
     (folder / MANIFEST).write_text("{")
-    assert f"{folder / MANIFEST}: not JSON" in refusal(folder)
+    assert f"{folder / MANIFEST}: not valid JSON" in refusal(folder)
 
 
 def identity(folder: Path, text: str = "first", **changes: object) -> str:

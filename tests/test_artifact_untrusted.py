@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from dvc_data.hashfile.tree import Tree
 from tests.builders.refusals import refused
+from tests.builders.states import make_position
 
 from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, link_or_copy
@@ -24,7 +25,7 @@ from zerotrain.pipeline.lineage.index import UnreadableError, load
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.external.accelerate import find_weights
 from zerotrain.state.external.ranks import find_tag_folder
-from zerotrain.state.position import TYPES
+from zerotrain.state.position import as_document
 from zerotrain.state.state import State
 
 SHA256 = "a7937b64b8caa58f03721bb6bacf5c78cb235febe0e70b1b84cd99541461a08e"  # of "first"
@@ -44,7 +45,6 @@ HOSTILE = {
     "part//b": "has an empty part",
     "part/": "has an empty part",
     "./a.txt": "has an empty part",
-    "a\ud800": "is not valid Unicode",
 }
 
 
@@ -107,7 +107,7 @@ def test_a_name_that_leaves_the_folder_is_refused(folder: Path, name: str) -> No
         ),
         (
             {"files": {"a.txt": {"sha256": SHA256, "bytes": 10**400}}},
-            f"files: 'a.txt' has the size 1{'0' * 39}, not a number of bytes",
+            f"the number 1{'0' * 39} has more than 128 bits",
         ),
         (
             {"files": {"a.txt": {"sha256": SHA256, "bytes": -1}}},
@@ -117,6 +117,7 @@ def test_a_name_that_leaves_the_folder_is_refused(folder: Path, name: str) -> No
             {"files": {key: {"sha256": SHA256, "bytes": 5} for key in ("a", "a/b")}},
             "files: 'a' is listed as a file and as a folder",
         ),
+        ({"files": {"a\ud800": {}}}, "has text that is not valid Unicode"),
         ({"content": None}, "content is null, not an object"),
         ({"made_by": "me"}, "made_by is a string, not an object"),
         ({"parents": {"base": "results"}}, "parents: 'base' has no path or no identity"),
@@ -138,7 +139,7 @@ def test_a_manifest_of_wrong_types_is_one_sentence(
     assert refusal(folder) == f"{folder / MANIFEST}: {said}"
     with pytest.raises(UnreadableError) as caught:
         load(folder)
-    assert str(caught.value) == said
+    assert str(caught.value).removeprefix("what cannot be read: ") == said
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "null", "[" * 100_000])
@@ -253,7 +254,7 @@ def test_an_index_of_shards_stays_in_its_folder(tmp_path: Path) -> None:
         find_weights(tmp_path)
     assert caught.value.what == f"{index}: the name '../b.safetensors' leaves the folder"
     index.write_text("[]")
-    with pytest.raises(PipelineError, match="not an index of a model's files"):
+    with pytest.raises(PipelineError, match="holds a list, not keys with values"):
         find_weights(tmp_path)
     series = {"count": 1, "tensors": [], "shards": [{"file": "/victim", "sha256": SHA256}]}
     (tmp_path / "index.json").write_text(json.dumps({"format": 1, "tokens": series}))
@@ -291,18 +292,22 @@ def test_an_export_of_hostile_weights_overwrites_no_file(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("kind", "change", "said"),
     [
-        ("state", {"step": "many"}, "step is 'many', not of the type int"),
-        ("state", {"slots": []}, "slots is [], not of the type dict"),
-        ("state", {"engine": None}, "engine is None, not of the type dict"),
-        ("checkpoint", {"fragments": 3}, "fragments is 3, not of the type dict"),
-        ("checkpoint", {"parameters": None}, "parameters is None, not of the type dict"),
+        ("state", {"step": "many"}, "step: Input should be a valid integer (found 'many')"),
+        ("state", {"slots": []}, "slots: Input should be a valid dictionary"),
+        ("state", {"engine": None}, "engine: Input should be a valid dictionary (found None)"),
+        ("checkpoint", {"fragments": 3}, "fragments: Input should be a valid dictionary (found 3)"),
+        (
+            "checkpoint",
+            {"parameters": None},
+            "parameters: Input should be a valid dictionary (found None)",
+        ),
     ],
 )
 def test_a_position_of_wrong_types_is_one_sentence(
     tmp_path: Path, kind: str, change: dict[str, Any], said: str
 ) -> None:
     """state.json and checkpoint.json with intact hashes and other values: no traceback."""
-    position = {key: make() for key, make in TYPES.items()}
+    position = as_document(make_position())
     parts = {"shapes": {}, "slots": {}, "parameters": {}, "fragments": {}}
     if kind == "checkpoint":
         parts["slots"] = []

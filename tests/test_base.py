@@ -219,7 +219,7 @@ def test_a_part_of_another_class_is_refused(index, tmp_path):
     with pytest.raises(PipelineError, match="names nothing for text_encoder"):
         check_model_index(path, FAMILY, "MODEL")
     path.write_text("{")
-    with pytest.raises(PipelineError, match=r"model_index\.json is not JSON"):
+    with pytest.raises(PipelineError, match=r"model_index\.json: not valid JSON"):
         check_model_index(path, FAMILY, "MODEL")
 
 

@@ -239,7 +239,7 @@ def test_check_refuses_a_file_in_a_sentence(tmp_path: Path, text: str | None) ->
         path.write_text(text)
     done = run_zerotrain("check", path)
     assert done.returncode == 2
-    why = "cannot be read: Is a directory\n  Hint: " if path == tmp_path else ""
+    why = "cannot be read: is a folder, not a file\n  Hint: " if path == tmp_path else ""
     assert done.stderr.startswith(f"ERROR: {path}: {why}")
     assert "Hint: " in done.stderr
     assert "Traceback" not in done.stderr

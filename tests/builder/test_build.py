@@ -182,7 +182,7 @@ def test_html_and_controls_in_names_are_text(
         ("runs: [a.yaml]", "it is no configuration of one run with phases"),
         ("run: a\nphases: [1]", "it is no configuration of one run with phases"),
         ("\x00\x01", "config/x.yaml"),
-        ("#" * 300_000, "it is larger than 256 KiB"),
+        ("#" * 2_000_000, "has more than 1,048,576 bytes"),
     ],
 )
 def test_a_hostile_configuration_is_a_sentence(

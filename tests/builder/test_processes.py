@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -19,6 +20,7 @@ from zerotrain.builder import processes
 from zerotrain.builder.processes import (
     StartedCommand,
     SwitchChoice,
+    is_at_work,
     plan_switch,
     read_output,
     read_started,
@@ -150,17 +152,71 @@ def test_values_that_do_not_exist_start_nothing(choice: SwitchChoice) -> None:
     assert not Path("results/cats/logs").exists()
 
 
-def test_pid_of_another_process_is_not_taken_for_a_started_one(run: WatchedRun) -> None:
-    """A record outlives its process: whoever has the pid later is neither shown nor interrupted."""
-    child = psutil.Popen([sys.executable, "-c", "input()"], stdin=-1)
+TRAIN = ["snakemake", "--cores", "all", "train", "--configfile", "config/cats.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "of", "here", "later"),
+    [
+        (TRAIN, TRAIN, True, 1.0),  # whoever has the pid after the command that was started
+        (["make", "all"], ["make", "all"], True, 0.0),
+        (TRAIN, ["make", "all"], True, 0.0),
+        (TRAIN, TRAIN, False, 0.0),
+        ([], ["make", "all"], True, 0.0),
+    ],
+)
+def test_a_process_that_a_record_names_is_not_interrupted(
+    run: WatchedRun, tmp_path: Path, words: list[str], of: list[str], here: bool, later: float
+) -> None:
+    """A record outlives its process, and may be from somebody else: only a command that a page
+    starts, in this project, is shown and gets a signal."""
+    other = tmp_path / "other"
+    other.mkdir()
+    child = psutil.Popen(
+        [sys.executable, "-c", "input()", *of], stdin=-1, cwd=None if here else other,
+        start_new_session=True,
+    )  # fmt: skip
     try:
         record = run.folder.path / "logs" / "builder.train.json"
         record.parent.mkdir(parents=True)
-        record.write_text(f'{{"pid": {child.pid}, "created": 1.0, "words": []}}')
+        found = {"pid": child.pid, "created": child.create_time() - later * 100, "words": words}
+        record.write_text(json.dumps(found))
         assert "nothing of it runs" in refusal(stop, "cats")
-        record.write_text("{")
-        assert read_started("cats", "train") is None
-        assert child.is_running()
+        assert child.poll() is None
+        started = read_started("cats", "train")
+        assert started is not None
+        assert not started.is_alive
     finally:
         child.kill()
         child.wait()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", "[]", '{"pid": -1, "created": 1.0, "words": []}', '{"pid": 1, "created": NaN}',
+        f'{{"pid": {10**400}, "created": 1.0, "words": []}}',
+        f'{{"pid": {2**40}, "created": 1.0, "words": []}}',
+        '{"pid": 1, "created": 1e999, "words": []}', '{"pid": 1, "created": 1, "words": {"a": 1}}',
+        "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_record_that_is_none_counts_as_missing(run: WatchedRun, text: str) -> None:
+    """Also by numbers that no process has."""
+    record = run.folder.path / "logs" / "builder.train.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(text)
+    assert read_started("cats", "train") is None
+    assert not is_at_work("cats")
+
+
+def test_pipes_and_folders_in_the_place_of_logs_are_not_waited_for(run: WatchedRun) -> None:
+    """No thread of the server is lost to them, and no button works before they are removed."""
+    logs = run.folder.path / "logs"
+    logs.mkdir(parents=True)
+    os.mkfifo(logs / "builder.train.log")
+    os.mkfifo(logs / "builder.train.json")
+    (logs / "builder.switch.log").mkdir()
+    assert read_output("cats", "train", 9) == read_output("cats", "switch", 9) == []
+    assert read_started("cats", "train") is None
+    assert f"{logs}/builder.train" in refusal(start, "cats")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from starlette.testclient import TestClient
+from starlette.types import Message, Receive, Scope, Send
 from tests.builder.conftest import ADDRESS, SETTINGS
 
 from zerotrain.builder.app import create_app
 from zerotrain.builder.importing import MOST_BYTES, MOST_FILES
+from zerotrain.builder.security import Guard
 from zerotrain.builder.settings import BuilderSettings
 
 
@@ -62,9 +66,16 @@ def test_other_addresses_and_names_need_host() -> None:
             assert answer.status_code == status, host
 
 
-@pytest.mark.parametrize("origin", [None, "null", "http://evil.example", "http://127.0.0.1:9999"])
+@pytest.mark.parametrize(
+    "origin",
+    [
+        None, "null", "http://evil.example", "http://127.0.0.1:9999", "https://127.0.0.1:8417",
+        "http://[",
+    ],
+)  # fmt: skip
 def test_a_change_from_another_page_is_refused(client: TestClient, origin: str | None) -> None:
-    """A form of another site, a sandboxed frame, another server of this machine."""
+    """A form of another site, a sandboxed frame, another server of this machine, also one of the
+    same name and port under another scheme."""
     del client.headers["Origin"]
     headers = {} if origin is None else {"Origin": origin}
     answer = client.post("/build", headers=headers, data={"from": ""})
@@ -82,6 +93,37 @@ def test_a_large_body_is_refused(client: TestClient, stated: bool) -> None:
         "/build", content=body, headers={"Content-Type": "application/x-www-form-urlencoded"}
     )
     assert (answer.status_code, "larger than 2 MiB" in answer.text) == (413, True)
+
+
+def test_a_request_that_breaks_off_reaches_no_route() -> None:
+    """What has come of it is not taken for all of it."""
+    reached: list[bytes] = []
+
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        reached.append((await receive())["body"])
+
+    async def ask(*messages: Message) -> None:
+        waiting = list(messages)
+
+        async def receive() -> Message:
+            return waiting.pop(0)
+
+        async def send(message: Message) -> None:
+            raise AssertionError(message)
+
+        headers = {"host": "127.0.0.1:8417", "origin": ADDRESS, "cookie": ""}
+        headers["cookie"] = f"{SETTINGS.cookie}={SETTINGS.token}"
+        scope = {
+            "type": "http", "method": "POST", "path": "/templates", "query_string": b"",
+            "scheme": "http", "headers": [(k.encode(), v.encode()) for k, v in headers.items()],
+        }  # fmt: skip
+        await Guard(app, SETTINGS)(scope, receive, send)
+
+    part = {"type": "http.request", "body": b"text=half", "more_body": True}
+    asyncio.run(ask(part, {"type": "http.disconnect"}))
+    assert reached == []
+    asyncio.run(ask(part, {"type": "http.request", "body": b" and half"}))
+    assert reached == [b"text=half and half"]
 
 
 def test_a_large_upload_is_refused(client: TestClient) -> None:

@@ -115,7 +115,7 @@ def test_invalid_configurations_are_not_written() -> None:
     assert "not valid YAML: line 2, column 1" in refusal(propose, "x", "a: [")
     assert "not in the project's folder" in refusal(propose, "x", TEXT.replace("torch", "/x.yaml"))
     assert "contains itself" in refusal(propose, "x", "a: &a [*a]")
-    assert "holds no keys" in refusal(propose, "x", "- a")
+    assert "holds a list, not keys" in refusal(propose, "x", "- a")
     assert "more than 256 KiB" in refusal(propose, "x", TEXT + "#" * 2**18)
 
 

@@ -39,7 +39,9 @@ class WatchedRun:
         """Publish a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         manifest = {"format": 1, "kind": folder.name, "content": content, "files": {}}
-        (folder / "manifest.json").write_text(json.dumps({**manifest, "parents": {}}))
+        (folder / "manifest.json").write_text(
+            json.dumps({**manifest, "parents": {}, "made_by": {}})
+        )
 
     def make_data(self) -> None:
         """Make dataset, base and cache."""

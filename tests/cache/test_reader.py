@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from tests.builders.caching import contents
 
 from zerotrain import artifact
+from zerotrain.artifact.documents import DocumentError
 from zerotrain.cache.drawn_digest import drawn_digest
 from zerotrain.cache.earlier import carry_index, same_index
 from zerotrain.cache.layout import (
@@ -80,7 +81,7 @@ def test_a_mapped_shard_has_the_tensors_that_safetensors_reads(tmp_path: Path) -
     one, two = (shard.tensors(keys[0])["b"] for _ in range(2))
     assert one.data_ptr() == two.data_ptr()
     assert one.untyped_storage().nbytes() == (tmp_path / "shard").stat().st_size
-    with pytest.raises(KeyError, match=f"has no {KEY}"):
+    with pytest.raises(DocumentError, match=f"has no {KEY}"):
         shard.tensors(KEY)
 
 

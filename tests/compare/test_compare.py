@@ -186,9 +186,7 @@ def test_damaged_metrics_are_named():
     evaluate_file = Path("results/dogs/plain/metrics.json")
     publish_samples(evaluate_file.parent, ["a dog"], "blue")
     evaluate_file.write_text('{"val_loss": 0.', encoding="utf-8")
-    with pytest.raises(
-        PipelineError, match=r"results/dogs/plain/metrics.json: not an object in JSON"
-    ):
+    with pytest.raises(PipelineError, match=r"results/dogs/plain/metrics.json: not valid JSON"):
         facts("dogs", "cats")
 
 

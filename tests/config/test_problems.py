@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from tests.builders.runs import make_run
 
 from zerotrain.config.problems import TOP, section_keys
@@ -40,6 +40,13 @@ SAMPLE: dict[str, Any] = {
 """What a section needs in addition to the key that is in the wrong one."""
 
 
+def few(section: type[BaseModel]) -> str:
+    """The first keys of a section, as a hint lists them."""
+    keys = [*section.model_fields]
+    more = f"{len(keys) - 12} more; docs/configuration.md lists all"
+    return f"{', '.join(keys[:12])} and {more}"
+
+
 def refusal(path: Path, text: str | bytes) -> PipelineError:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(PipelineError) as caught:
@@ -59,9 +66,9 @@ def refusal(path: Path, text: str | bytes) -> PipelineError:
         ("resolution: 64", "learning_rat: 1", "line 6: train.learning_rat: unknown key (found 1)",
          "did you mean learning_rate?"),
         ("  resolution: 64", "  1: 64", "line 6: train.1: unknown key", "known keys here: "
-         + ", ".join(TrainConfig.model_fields)),
+         + few(TrainConfig)),
         ("run: flowers", "run: flowers\n2.5: x", "line 2: 2.5: unknown key", "known keys here: "
-         + ", ".join(RunConfig.model_fields)),
+         + few(RunConfig)),
         ("preset: torch", "preset: zero2\n  deepspeed: {1: 2}", "line 9: launch.deepspeed.1: must "
          "be text; put it in quotes (found 1)",
          "docs/configuration.md explains the keys of `launch`"),
@@ -143,15 +150,21 @@ def test_every_problem_is_named_with_its_own_line(tmp_path: Path) -> None:
         ("a:\n  b: 1\n c: 2\n", "line 3, column 2: the indentation is not that of the lines above"),
         ("- a\nb: 1\n", "line 2, column 1: a list ends here and a key follows with the same "
          "indentation"),
-        (b"run: bl\xfcte\n", "byte 8 is not UTF-8: save the file as UTF-8"),
     ],
 )  # fmt: skip
 def test_a_text_that_is_no_yaml_is_explained_in_our_words(
-    tmp_path: Path, text: str | bytes, sentence: str
+    tmp_path: Path, text: str, sentence: str
 ) -> None:
     """Line, column and what to look for, not the reader's own terms."""
     path = tmp_path / "flowers.yaml"
     assert refusal(path, text).what == f"{path}: not valid YAML: {sentence}"
+
+
+def test_a_file_in_another_encoding_is_named_with_its_first_wrong_byte(tmp_path: Path) -> None:
+    """An editor of Windows saves umlauts in another encoding."""
+    path = tmp_path / "flowers.yaml"
+    error = refusal(path, b"run: bl\xfcte\n")
+    assert error.what == f"{path}: byte 8 is not UTF-8: save the file as UTF-8"
 
 
 @pytest.mark.parametrize(

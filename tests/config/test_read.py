@@ -83,7 +83,7 @@ def test_mistake_of_a_phase_is_named_next_to_the_same_one_of_the_run() -> None:
 
 def test_folder_is_no_configuration(tmp_path: Path) -> None:
     """What cannot be read is reported without a traceback."""
-    with pytest.raises(PipelineError, match="cannot be read: Is a directory"):
+    with pytest.raises(PipelineError, match="cannot be read: is a folder, not a file"):
         read_config(tmp_path)
 
 

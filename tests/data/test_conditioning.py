@@ -168,7 +168,7 @@ def test_columns_name_a_file_or_a_list_of_files(images, found, name):
         ("notes.md", "edit notes.md: its extension is not that of an image"),
         ([1], "edit is neither a file name nor a list of them"),
         ([""], "edit is neither a file name nor a list of them"),
-        ("[b.png]", "edit is not a JSON list (Expecting value: line 1 column 2 (char 1))"),
+        ("[b.png]", "edit is not a JSON list (not valid JSON: Expecting value, line 1, column 2)"),
     ],
 )
 def test_mistakes_in_a_cell_name_their_line(images, found, cell, reason):

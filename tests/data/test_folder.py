@@ -168,7 +168,7 @@ def test_an_image_can_be_opened_and_must_be_the_one_that_was_listed(images):
     assert error.what == f"{folder}: a.png changed since prepare_dataset"
     assert "run snakemake again" in error.hint
     (folder / "a.png").unlink()
-    with pytest.raises(PipelineError, match=r"a\.png: No such file or directory"):
+    with pytest.raises(PipelineError, match=r"a\.png: no such file"):
         source.image_of("a.png", sha256)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
 from zerotrain.config.data import DataConfig
+from zerotrain.data.metadata import read_metadata
 from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
 
@@ -172,7 +174,7 @@ def test_values_that_are_no_text_are_reported(images, found, tmp_path):
         ("t.csv", b"file_name,text\na.png,caf\xe9\n", "not UTF-8 (byte 0xe9 at position 24)"),
         ("t.jsonl", b'{"a": 1}\n', "has the columns a; file_name,text or image,prompt are needed"),
         ("t.jsonl", b'{"image": "a.png", "prompt": "x"}\n{"image"\n', "line 2: not valid JSON"),
-        ("t.jsonl", b'["a.png", "x"]\n', "line 1: holds list, not an object"),
+        ("t.jsonl", b'["a.png", "x"]\n', "line 1: holds a list, not keys with values"),
         ("t.json", b'{"image": "a.png"}', "not a list of objects"),
         ("t.tsv", b"", "the extension is .tsv"),
         ("t.parquet", b"PAR1", "not readable as Parquet"),
@@ -208,3 +210,12 @@ def test_an_image_is_not_its_own_condition(images, found, tmp_path):
     options["conditioning_columns"] = ["image", "file_name"]
     with pytest.raises(PipelineError, match="image, file_name leave no column for the images"):
         found(folder, **options)
+
+
+def test_numbers_in_columns_that_are_not_read(tmp_path: Path) -> None:
+    """JSON knows neither NaN nor numbers of 100 digits, and many programs write them."""
+    row = '{"file_name": "a.png", "text": "a", "score": NaN, "id": ' + "9" * 100 + "}"
+    for file, text in (("t.jsonl", f"{row}\n"), ("t.json", f"[{row}]")):
+        (tmp_path / file).write_text(text)
+        (found,) = read_metadata(tmp_path / file, tmp_path, {"a.png"})
+        assert (found.file, found.caption, found.reason) == ("a.png", "a", None)

@@ -226,9 +226,9 @@ def test_a_split_follows_from_the_first_question_alone(tmp_path):
     [
         ("a.json", '{"instruction": "a"}', "not a list of objects"),
         ("a.json", "[", "not valid JSON"),
-        ("a.json", "[" * 100_000, "not valid JSON"),
-        ("a.jsonl", "[" * 100_000, "not valid JSON"),
-        ("a.jsonl", "[1]", "holds list, not an object"),
+        ("a.json", "[" * 100_000, "nested more than 50 deep"),
+        ("a.jsonl", "[" * 100_000, "nested more than 50 deep"),
+        ("a.jsonl", "[1]", "holds a list, not keys with values"),
         ("a.jsonl", '{"question": "a"}', "no column 'instruction', which the format alpaca needs"),
         ("a.jsonl", "", "holds no rows"),
     ],

@@ -118,7 +118,7 @@ def test_prompts_of_the_user_have_the_images_that_are_named(run):
     assert found.prompts == ["a", "b"]
     assert [len(files) for files in found.conditioning_images] == [1, 1]
     (run / "text.png").write_text("no image")
-    for file, why in (("text.png", "not an image that Pillow can read"), ("0.png", "No such file")):
+    for file, why in (("text.png", "not an image that Pillow can read"), ("0.png", "no such file")):
         with pytest.raises(PipelineError, match=rf"evaluate\.conditioning_images: .*{file}: {why}"):
             measure(run, prompts=["a"], conditioning_images=[[str(run / file)]])
 

@@ -109,10 +109,21 @@ def test_a_phase_in_progress_is_read_without_the_line_being_written(tmp_path: Pa
     assert read_history([tmp_path / "later"]).lines == []
 
 
-@pytest.mark.parametrize("written", ["not json", '{"step": 1}', '{"phase": "a", "step": true}'])
-def test_a_damaged_line_is_named(tmp_path: Path, written: str):
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ("not json", "not valid JSON"),
+        ('{"step": 1}', "phase: Field required"),
+        ('{"phase": "a", "step": true}', "step: Input should be a valid integer"),
+        ('{"phase": "a", "step": -1}', "step: Input should be greater"),
+        ('{"phase": "a", "step": 2, "loss": "low"}', "loss: Input should be a valid number"),
+        ('{"phase": "a", "step": 2, "loss": NaN}', "NaN is no finite number"),
+        ("[" * 50_000, "its values are nested more than 50 deep"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, written: str, why: str):
     progress = tmp_path / "plain" / "progress"
     progress.mkdir(parents=True)
     (progress / "metrics.jsonl").write_text(f'{{"phase": "plain", "step": 1}}\n{written}\n')
-    with pytest.raises(PipelineError, match=r"metrics\.jsonl: line 2 is .*not an object"):
+    with pytest.raises(PipelineError, match=rf"metrics\.jsonl: line 2: {why}"):
         read_history([tmp_path / "plain"])

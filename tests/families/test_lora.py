@@ -25,7 +25,8 @@ from tests.builders.images import draw_house
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.trained_part import LoraConfig
 from zerotrain.errors import PipelineError
-from zerotrain.models.families.lora import ADAPTER, METADATA, add_adapter, save_adapter
+from zerotrain.models.adapter_config import METADATA
+from zerotrain.models.families.lora import ADAPTER, add_adapter, save_adapter
 from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.models.sizes import model_sizes
 

@@ -152,7 +152,7 @@ def test_shards_and_pickled_weights(plain: Any) -> None:
     for name in ORDER:
         assert torch.equal(found.tensor(name, "master"), expected[name]["master"])
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(PipelineError, match=r"model-00002-of-00002.safetensors: missing"):
+    with pytest.raises(PipelineError, match=r"model-00002-of-00002.safetensors: no such file"):
         open_external(folder)
 
 

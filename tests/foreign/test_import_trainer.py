@@ -160,7 +160,7 @@ DAMAGE = {
     ),
     "weights and optimizer exchanged": (
         lambda folder: _exchange(folder, "optimizer.pt", "model.safetensors"),
-        r"model\.safetensors: missing, truncated or no safetensors file",
+        r"model\.safetensors: (no safetensors file|has \d+ bytes, its header says)",
     ),
     "pickled weights and optimizer exchanged": (
         _exchanged_pickles,
@@ -204,14 +204,14 @@ DAMAGE = {
         _exchanged_shards,
         r"model-00001-of-00002\.safetensors: first\.bias is in this file or in model\.safet",
     ),
-    "shard missing": (_lost_shard, r"model-00002-of-00002\.safetensors: missing"),
+    "shard missing": (_lost_shard, r"model-00002-of-00002\.safetensors: no such file"),
     "shard outside the folder": (
         _shard_in_another_folder,
         r"index\.json: the name '\.\./model-.*' leaves",
     ),
     "weights truncated": (
         lambda folder: _truncate(folder / "model.safetensors"),
-        r"model\.safetensors: missing, truncated or no safetensors file",
+        r"model\.safetensors: (no safetensors file|has \d+ bytes, its header says)",
     ),
     "optimizer truncated": (
         lambda folder: _truncate(folder / "optimizer.pt"),
@@ -223,7 +223,7 @@ DAMAGE = {
     ),
     "state truncated": (
         lambda folder: _truncate(folder / "trainer_state.json"),
-        r"trainer_state\.json: truncated or not JSON",
+        r"trainer_state\.json: not valid JSON",
     ),
 }
 

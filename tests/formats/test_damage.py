@@ -366,7 +366,7 @@ def test_a_missing_or_cut_manifest_is_named(
     program's."""
     with damaged(Path(folder, "manifest.json"), how):
         said = refusal(words)
-    cut = f"{folder}/manifest.json: not JSON"
+    cut = f"{folder}/manifest.json: not valid JSON"
     assert cut in said if how == "truncated" else f"{folder}: no manifest.json, so " in said
     assert "snakemake --cores all" in said or folder.startswith("outputs")
 

@@ -32,8 +32,8 @@ from zerotrain.export.formats import kohya, ldm
 from zerotrain.export.formats.conversion import convert
 from zerotrain.export.formats.opening import open_pipeline
 from zerotrain.export.formats.original import UNET, unet_names
+from zerotrain.models.adapter_config import METADATA
 from zerotrain.models.families.lora import ADAPTER as LORA_FILE
-from zerotrain.models.families.lora import METADATA
 from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.stages.build_base import BuildSettings, build_base
 

@@ -153,7 +153,7 @@ def test_a_number_of_images_that_a_model_does_not_take_is_refused(
 
 def test_an_image_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "text.png").write_text("no image")
-    for file, why in (("text.png", "not an image that Pillow can read"), ("0.png", "No such file")):
+    for file, why in (("text.png", "not an image that Pillow can read"), ("0.png", "no such file")):
         assert f"ERROR: --image: {tmp_path / file}: {why}" in run_sample(
             tmp_path, PROMPT, "--image", tmp_path / file
         )

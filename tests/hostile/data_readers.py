@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow
 from PIL import Image
 from pyarrow import parquet
+from tests.builders.caching import encode_pixels, pixel_run
 from tests.builders.images import make_pictures, write_pictures
 from tests.builders.talks import publish_dataset
-from tests.hostile.reader import Reader
+from tests.hostile.reader import Reader, vouch_for
 
-from zerotrain import artifact
+from zerotrain.cache.reader import Cache, read_cache
 from zerotrain.config.data import DataConfig
 from zerotrain.data.conversation import read_conversations
 from zerotrain.data.dataset import read_dataset
@@ -111,25 +112,33 @@ def _write_datasets(folder: Path) -> None:
 
 
 def _read_dataset(folder: Path, file: Path) -> None:
-    """Read a dataset whose manifest vouches for the damaged file, as a hostile one does."""
+    """Read a dataset of images or of conversations."""
     kind = file.relative_to(folder).parts[0]
-    if file.name != "manifest.json":
-        path = folder / kind / "manifest.json"
-        found = json.loads(path.read_bytes())
-        name = file.relative_to(folder / kind).as_posix()
-        found["files"][name] = {"sha256": artifact.file_sha256(file), "bytes": file.stat().st_size}
-        path.unlink()  # it is a link to the whole one
-        path.write_text(json.dumps(found), encoding="utf-8")
+    vouch_for(folder / kind, file)
     dataset = (read_dataset if kind == "images" else read_conversations)(folder / kind)
     if dataset.samples:
         dataset.samples[0]
     list(dataset.split("train"))
 
 
+def _write_cache(folder: Path) -> None:
+    write_pictures(folder / "files", ["a red house", "a boat"], count=3)
+    encode_pixels(pixel_run(folder / "files", 16, num_workers=0), 16, folder)
+
+
+def _read_cache(folder: Path, file: Path) -> None:
+    vouch_for(folder / "cache", file)
+    found = read_cache(folder / "cache")
+    assert isinstance(found, Cache)
+    for place in range(len(found.entries)):
+        found.sample(place)
+
+
 DATA_READERS: dict[str, Reader] = {
     "captions": Reader(_write_table, _read_table),
     "conversations": Reader(_write_talks, _read_talks),
     "tar shards": Reader(_write_shards, _read_shards),
-    "images": Reader(_write_images, _read_image),
+    "images": Reader(_write_images, _read_image, opens=False),
     "dataset": Reader(_write_datasets, _read_dataset, "[it]*/**/*"),
+    "cache": Reader(_write_cache, _read_cache, "cache/*.*"),
 }

@@ -267,7 +267,7 @@ FOREIGN_READERS: dict[str, Reader] = {
     "external checkpoint": Reader(_write_accelerate, _read_checkpoint),
     "DeepSpeed checkpoint": Reader(_write_deepspeed, _read_checkpoint),
     "launch files": Reader(_write_launches, _read_launch, "*.[jy]*"),
-    "commands": Reader(_write_commands, _read_launch, "*.sh"),
+    "commands": Reader(_write_commands, _read_launch, "*.sh", opens=False),
     "kohya datasets": Reader(_written(a_json=KOHYA, b_toml=TOML), _read_launch),
     "SimpleTuner": Reader(_written(config_json=SIMPLETUNER, sets_json=BACKENDS), _read_launch),
 }

@@ -19,11 +19,12 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.hostile.mutations import damaged
 from tests.hostile.reader import Reader
+from tests.hostile.structures import FORMS, hostile
 from tests.hostile.template_readers import TEMPLATE_READERS
 
 from zerotrain.errors import PipelineError
@@ -32,6 +33,8 @@ SECONDS = 5
 """Longest time of one input."""
 BYTES = 2**30
 """Most memory of one input."""
+MOST_LETTERS = 1000
+"""Of a message."""
 
 
 class Hang(BaseException):
@@ -73,9 +76,12 @@ def fuzz(
         seed: Input number n of a seed is always the same.
         seconds: Longest time of an input.
     """
-    whole, tried = folder / "whole", folder / "tried"
+    whole, tried, outside = folder / "whole", folder / "tried", folder / "outside"
     whole.mkdir()
+    outside.mkdir()
     reader.write(whole)
+    (outside / "victim").write_text("[]", encoding="utf-8")
+    before = _listing(outside)
     files = sorted(path for path in whole.glob(reader.files) if path.is_file())
     found: Counter[str] = Counter()
     refused, started = 0, time.monotonic()
@@ -90,19 +96,53 @@ def fuzz(
         shutil.copytree(whole, tried, copy_function=os.link)
         changed = tried / chosen.relative_to(whole)
         changed.unlink()
-        changed.write_bytes(damaged(draw, chosen.name, chosen.read_bytes()))
+        _damage(draw, chosen, changed, outside, reader.opens)
         try:
             with limits(seconds):
                 reader.read(tried, changed)
-        except PipelineError:
+        except PipelineError as error:
             refused += 1
+            if len(str(error)) > MOST_LETTERS:
+                found[f"a message of over {MOST_LETTERS} letters, of {chosen.name}"] += 1
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a panic in Rust is no Exception
             found[describe(error, chosen.name)] += 1
         shutil.rmtree(tried)
+        if _listing(outside) != before:
+            found[f"a file outside was changed, by {chosen.name}"] += 1
+            before = _listing(outside)
     print(f"{refused} of {count} refused in {time.monotonic() - started:.0f} s")
     return found
+
+
+def _damage(draw: random.Random, whole: Path, changed: Path, outside: Path, opens: bool) -> None:
+    """Write a damaged file, or put a link, a pipe or a folder in its place, or nothing."""
+    act = draw.random()
+    if act < (0.4 if str(whole).endswith((*FORMS,)) else 0.85):
+        changed.write_bytes(damaged(draw, whole.name, whole.read_bytes()))
+    elif act < 0.9 or not opens:
+        changed.write_bytes(hostile(draw, str(whole), whole.read_bytes()))
+    else:
+        draw.choice(PLACES)(changed, outside)
+
+
+PLACES: list[Callable[[Path, Path], None]] = [
+    lambda path, outside: path.symlink_to(outside / "victim"),
+    lambda path, _: path.symlink_to(path.name),
+    lambda path, outside: path.symlink_to(outside / "missing"),
+    lambda path, _: path.symlink_to("/dev/zero"),
+    lambda path, outside: path.symlink_to(outside),
+    lambda path, _: os.mkfifo(path),
+    lambda path, _: path.mkdir(),
+    lambda path, _: None,
+]
+
+
+def _listing(folder: Path) -> list[tuple[str, int, int]]:
+    return [
+        (entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in os.scandir(folder)
+    ]
 
 
 def describe(error: BaseException, file: str) -> str:

@@ -15,12 +15,13 @@ from tests.builders.states import publish_checkpoint
 from tests.hostile.data_readers import DATA_READERS
 from tests.hostile.foreign_readers import FOREIGN_READERS
 from tests.hostile.reader import Reader
+from tests.hostile.run_readers import RUN_READERS
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
+from zerotrain.artifact.documents import read_header
 from zerotrain.config.runs import read_runs
 from zerotrain.launch.files import read_run_yaml, write_run_yaml
-from zerotrain.models.sizes import read_header
 from zerotrain.pipeline.lineage import report
 from zerotrain.pipeline.lineage.trace import trace
 from zerotrain.state.position import read_position
@@ -128,11 +129,12 @@ READERS: dict[str, Reader] = {
     **FOREIGN_READERS,  # first, as they take longest
     "configuration": Reader(_copy("config/config.yaml", "config/sums.yaml"), _read_config),
     "run.yaml": Reader(_write_run_yaml, _read_run_yaml),
-    "lock": Reader(_write_lock, _read_lock),
+    "lock": Reader(_write_lock, _read_lock, opens=False),
     "report of a process": Reader(_write_report, _read_report),
     "record of an ending": Reader(_write_ending, _read_ending),
     "checkpoint": Reader(_write_checkpoint, _read_checkpoint, "**/*.json"),
     "safetensors": Reader(_write_header, lambda _, file: read_header(file)),
     "lineage": Reader(_write_lineage, _read_lineage, "**/*.json"),
     **DATA_READERS,
+    **RUN_READERS,
 }

@@ -63,4 +63,4 @@ def use_tokenizer(tokenizer: Any) -> None:
     causal_tokens(tokenizer, TALK, 100), end_tokens(tokenizer), answer_start(tokenizer)
 
 
-TEMPLATE_READERS = {"chat template": Reader(_write_templates, _read_template)}
+TEMPLATE_READERS = {"chat template": Reader(_write_templates, _read_template, opens=False)}

@@ -224,17 +224,18 @@ def test_a_chat_template_ends(
     from transformers import PreTrainedTokenizerFast
 
     from zerotrain.data.conversation import Message
-    from zerotrain.models.families import tokens
+    from zerotrain.models.families import tokenizer_process, tokens
 
-    monkeypatch.setattr(tokens, "Confined", lambda call, what: Confined(call, what, seconds=0.5))
-    monkeypatch.setattr(tokens, "_RENDERER", {})
+    shorter = lambda call, what: Confined(call, what, seconds=0.5)  # noqa: E731
+    monkeypatch.setattr(tokenizer_process, "Confined", shorter)
+    monkeypatch.setattr(tokenizer_process, "_PROCESSES", {})
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a")))
     tokenizer.chat_template = f"{{% if messages | length >= {turns} %}}{template}{{% endif %}}"
     if turns == 3:
         assert tokens.causal_prompt(tokenizer, [Message("user", "hello")]) == []
     talk = [Message("user", "hello"), Message("system", "be brief"), Message("user", "hello")]
     for _ in range(2):
-        with pytest.raises(PipelineError, match=f"the chat template takes more than {limit}"):
+        with pytest.raises(PipelineError, match=f"chat template takes more than {limit}"):
             tokens.causal_prompt(tokenizer, talk)
 
 

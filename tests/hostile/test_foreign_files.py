@@ -16,12 +16,13 @@ from tests.builders.talks import publish_dataset
 from tests.hostile.foreign_readers import FOREIGN_READERS, KOHYA
 
 from zerotrain.artifact.columns import Columns
+from zerotrain.artifact.documents import check_type
 from zerotrain.data.conversation import read_conversations
 from zerotrain.data.metadata import read_metadata
 from zerotrain.importers.command_line import import_command
 from zerotrain.importers.reading import import_file
 from zerotrain.state.external.consistency import reading
-from zerotrain.state.external.documents import ModelFile, OptimizerFile, check_document
+from zerotrain.state.external.documents import ModelFile, OptimizerFile
 
 
 def write(path: Path, document: Any) -> Path:
@@ -100,13 +101,21 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("document", ["somebody/other-model", 7, None, ["a"]], ids=repr)
+@pytest.mark.parametrize(
+    ("document", "what"),
+    [
+        ("somebody/other-model", "a string"),
+        (7, "a number"),
+        (None, "null"),
+        (["a"], "a list"),
+    ],
+)
 @pytest.mark.parametrize("file", ["scheduler/scheduler_config.json", "unet/config.json"])
-def test_a_configuration_that_is_a_name(base: Path, file: str, document: Any) -> None:
+def test_a_configuration_that_is_a_name(base: Path, file: str, document: Any, what: str) -> None:
     """diffusers takes it for a model of the hub."""
     write(base / file, document)
-    what = refused(FOREIGN_READERS["base"].read, base, base / file).what
-    assert f"{file}: cannot be read (it holds {type(document).__name__}" in what
+    found = refused(FOREIGN_READERS["base"].read, base, base / file).what
+    assert found == f"{base / file}: holds {what}, not keys with values"
 
 
 @pytest.mark.parametrize(
@@ -166,8 +175,8 @@ RANK: dict[str, Any] = {
 def test_deepspeeds_files_of_other_types(kind: Any, whole: Any, change: Any, said: str) -> None:
     """File and key are named."""
     path = Path("mp_rank_00_model_states.pt")
-    check_document(whole, kind, path)
-    what = refused(check_document, whole | change, kind, path).what
+    check_type(whole, kind, path)
+    what = refused(check_type, whole | change, kind, path).what
     assert what.startswith(f"{path}: ")
     assert said in what
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.builders.refusals import refused
 
-from zerotrain.machine.liveness import open_lock
+from zerotrain.machine.regular_file import open_to_change
 from zerotrain.pipeline import snakemake_runs
 from zerotrain.training.process import lock, scratch
 from zerotrain.training.process.lock_file import SignsOfLife
@@ -26,9 +26,9 @@ def victim(tmp_path: Path) -> Path:
 
 def test_a_lock_changes_nothing(victim: Path) -> None:
     """A file that has text keeps it, a missing one is made empty."""
-    open_lock(victim).close()
+    open_to_change(victim, make=True).close()
     assert victim.read_text(encoding="utf-8") == VICTIM
-    open_lock(victim.with_name("new")).close()
+    open_to_change(victim.with_name("new"), make=True).close()
     assert victim.with_name("new").read_bytes() == b""
 
 
@@ -42,7 +42,8 @@ def test_what_is_no_plain_file_is_no_lock(victim: Path, kind: str) -> None:
         os.mkfifo(place)
     else:
         place.symlink_to(victim if kind == "link" else victim.with_name("made"))
-    assert refused(open_lock, place).what.startswith(f"{place}: is a link, or not a regular file")
+    what = {"folder": "a folder", "pipe": "a pipe"}.get(kind, "a link")
+    assert refused(open_to_change, place, make=True).what == f"{place}: is {what}, not a file"
     assert victim.read_text(encoding="utf-8") == VICTIM
     assert not victim.with_name("made").exists()
 
@@ -57,12 +58,11 @@ def test_progress_of_others_overwrites_nothing(victim: Path, monkeypatch) -> Non
     with pytest.raises(Exception, match="is a link"), lock._turn(progress):
         pass
     (progress / "lock").symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic"):
-        SignsOfLife(progress / "lock", 60)
+    assert refused(SignsOfLife, progress / "lock", 60).what.endswith("is a link, not a file")
     monkeypatch.chdir(victim.parent)
     snakemake_runs.RUNS.mkdir(parents=True)
     (snakemake_runs.RUNS / "turn").symlink_to(victim)
-    refused(snakemake_runs.remove_stale_lock)
+    snakemake_runs.remove_stale_lock()
     assert victim.read_text(encoding="utf-8") == VICTIM
 
 

@@ -64,7 +64,7 @@ def test_dvc_runs_no_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shlex.split(command)[3:5] == ["--configfile", str(config)]
     assert config_of(command) == config
     monkeypatch.setattr(module, "read_config", lambda path: None)
-    monkeypatch.setattr(Path, "read_text", lambda self, encoding: "a: 1")
+    monkeypatch.setattr(module, "load_config", lambda path: {"a": 1})
     guard = module._stages([], config, None)[module.GUARD]["cmd"]  # type: ignore[arg-type]
     assert shlex.split(guard)[-2:] == ["--config", str(config)]
 

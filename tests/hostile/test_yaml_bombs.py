@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from zerotrain.artifact.documents import parse_yaml
+from zerotrain.artifact.documents.limits import MOST_LEVELS, MOST_VALUES
 from zerotrain.artifact.layout import run_of
-from zerotrain.artifact.yaml_text import MOST_LEVELS, MOST_VALUES, load_yaml
 from zerotrain.config.read import read_config
 from zerotrain.errors import PipelineError
 from zerotrain.importers import files
@@ -51,7 +52,9 @@ def test_a_yaml_bomb_is_one_sentence(
 def test_what_aliases_and_brackets_are_for_is_read() -> None:
     """A section that several phases share, merged keys, and brackets in a prompt."""
     section = {"x": 1, "y": [2, 3]}
-    assert load_yaml("a: &a {x: 1, y: [2, 3]}\nb: *a\nc: {<<: *a, x: 4}\nd: '[[[cat]]]'\n") == {
+    assert parse_yaml(
+        "a: &a {x: 1, y: [2, 3]}\nb: *a\nc: {<<: *a, x: 4}\nd: '[[[cat]]]'\n", "a"
+    ) == {
         "a": section,
         "b": section,
         "c": {"x": 4, "y": [2, 3]},

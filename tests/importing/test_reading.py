@@ -64,7 +64,7 @@ def read(place: Path, config: Any, name: str = "ds.json", **options: Any) -> dic
         (YAML_OF_ACCELERATE | {"num_proceses": 2}, "did you mean num_processes"),
         (YAML_OF_ACCELERATE | {"deepspeed_config": {"deepspeed_config_file": "no.json"}},
          "names no.json, which is not there"),
-        ([1], "holds list, not keys"),
+        ([1], "holds a list, not keys"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(place: Path, config: Any, message: str) -> None:

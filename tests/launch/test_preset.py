@@ -43,8 +43,8 @@ def test_shipped_presets_are_what_their_names_say() -> None:
         ("engine: auto", "engine 'auto' with choose None"),
         ("engine: auto\nchoose: []", "engine 'auto' with choose []"),
         ("engine: auto\nchoose: [1]", "engine 'auto' with choose [1]"),
-        ("- engine", "holds list, not keys"),
-        ("", "holds NoneType, not keys"),
+        ("- engine", "holds a list, not keys"),
+        ("", "holds null, not keys"),
         ("engine: [", "not valid YAML: "),
         (
             "engine: deepspeed\nzero_stage: 2\noffload_param: cpu",

@@ -257,7 +257,7 @@ def test_a_manifest_that_says_anything_else_is_named(chain: Path, folder: str, m
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("{", "what is not JSON (Expecting"),
+        ("{", "what cannot be read: not valid JSON: Expecting"),
         ("[]", "format None, of which this version knows 1"),
         ('{"format": 2}', "format 2, of which this version knows 1"),
         ('{"format": 1, "kind": "base", "content": {}, "files": {}, "parents": {}}', "no made_by"),
@@ -698,7 +698,7 @@ def test_a_trace_changes_nothing(chain: Path) -> None:
         ([], "trace takes weights, or an image"),
         ([WEIGHTS, "--image", "photos/cat.ppm"], "trace takes weights, or an image"),
         ([WEIGHTS, "--format", "yaml"], "--format: 'yaml' is not known"),
-        (["--image", "nowhere.ppm"], "--image: nowhere.ppm: No such file"),
+        (["--image", "nowhere.ppm"], "--image: nowhere.ppm: no such file"),
     ],
 )
 def test_a_users_mistake_is_a_sentence(

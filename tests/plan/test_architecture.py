@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from zerotrain.artifact.documents import read_header
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner import architecture
 from zerotrain.launch.planner.architecture import find_architecture, read_shipped
-from zerotrain.models.sizes import read_header
 
 COUNTS = {
     "stabilityai/stable-diffusion-xl-base-1.0": 2_567_463_684,
@@ -76,7 +76,7 @@ def test_a_folder_is_read_by_its_config_files(tmp_path):
     with pytest.raises(PipelineError, match="the part unet is missing"):
         find_architecture("sdxl", str(tmp_path))
     (tmp_path / "transformer" / "config.json").unlink()
-    with pytest.raises(PipelineError, match="No such file"):
+    with pytest.raises(PipelineError, match="no such file"):
         find_architecture("sd3", str(tmp_path))
 
 
@@ -138,11 +138,11 @@ def test_a_single_file_is_recognised_by_its_header(tmp_path, prefix):
         tensors["first_stage_model.a"] = torch.zeros(3)
     file = tmp_path / "model.safetensors"
     save_file(tensors, file)
-    assert read_header(file)[f"{prefix}a"] == (4, 5)
+    assert read_header(file).shapes[f"{prefix}a"] == (4, 5)
     assert find_architecture("sd3", str(file)).trained.class_name == "SD3Transformer2DModel"
     save_file({"a": torch.zeros(31)}, file)
     with pytest.raises(PipelineError, match=r"31 parameters of a denoiser .* have 30 \(a/b\)"):
         find_architecture("sd3", str(file))
     file.write_bytes(file.read_bytes()[:20])
-    with pytest.raises(PipelineError, match="header of a safetensors file cannot be read"):
+    with pytest.raises(PipelineError, match="its header ends after"):
         find_architecture("sd3", str(file))

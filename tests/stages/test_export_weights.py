@@ -30,8 +30,9 @@ from zerotrain.export import export as export_module
 from zerotrain.export.command import check_replaceable
 from zerotrain.export.export import export as export_source
 from zerotrain.export.target import WeightsTarget
+from zerotrain.models.adapter_config import METADATA
 from zerotrain.models.families import adapters
-from zerotrain.models.families.lora import ADAPTER, METADATA, PEFT_ADAPTER, add_adapter
+from zerotrain.models.families.lora import ADAPTER, PEFT_ADAPTER, add_adapter
 from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.state import external as foreign
 from zerotrain.state.checkpoint import Checkpoint

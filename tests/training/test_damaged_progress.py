@@ -173,7 +173,7 @@ def start(inputs: Inputs, progress: Path) -> int | None:
         heartbeat.read_statuses(progress),
     ) == (None, {}, [])
     trackers.LoggedPoints.read(trackers._read(progress / "tracker-wandb.json"))
-    trackers._read(progress / "tensorboard/last_step.json").get("step", 0)
+    assert (trackers._read(progress / "tensorboard/last_step.json").step or 0) >= -1
     if resume is None:
         return None
     source = Checkpoint(resume)

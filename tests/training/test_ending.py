@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from zerotrain.errors import EXIT_USER_ERROR
 from zerotrain.launch.files import write_run_yaml
 from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.machine.host import oom_kills
+from zerotrain.machine.ports import free_port
 from zerotrain.stages import train_phase
 from zerotrain.training import rank
 from zerotrain.training.checkpointing.progress_folder import EXIT, exit_codes_file
@@ -197,6 +199,30 @@ def test_the_first_word_is_complete_once_it_is_there(
     (tmp_path / f"{ending.DRAFT}killed").write_text("{")
     ending.clear(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_launcher_leaves_no_folder(tmp_path: Path) -> None:
+    """torchrun makes torchelastic_* among temporary files, for logs that the launcher has none of;
+    the exit codes of two processes come through all the same."""
+    write_run_yaml(make_phase(), tmp_path / "run.yaml")
+    (tmp_path / "script.py").write_text("import os, sys; sys.exit(7 * int(os.environ['RANK']))")
+    (tmp_path / "temporary").mkdir()
+    folders = [word for name in ("launch", "base", "cache") for word in (f"--{name}", tmp_path)]
+    command = [
+        *(sys.executable, "-m", "zerotrain.training.process.launcher", str(tmp_path)),
+        *("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"),
+        *("--dynamo_backend", "no", "--main_process_port", str(free_port())),
+        *(str(tmp_path / "script.py"), *map(str, folders)),
+    ]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(exit_codes_file(tmp_path, 0).read_text()) == {"1": 7}
+    assert not [*(tmp_path / "temporary").iterdir()]
 
 
 SCRIPT = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +15,14 @@ import pytest
 import torch
 from tests.builders.phases import make_tiny_phase
 
+from zerotrain.artifact.documents import check_type
 from zerotrain.evaluation.curves import read_log
 from zerotrain.evaluation.history import RunHistory
 from zerotrain.evaluation.report.facts import RunFacts
 from zerotrain.evaluation.report.memory import memory_panels
 from zerotrain.evaluation.report.parts import Missing
 from zerotrain.machine.memory_watch import MemoryUse, memory_now
-from zerotrain.training.reporting.log import Log, Means
+from zerotrain.training.reporting.log import Log, Means, PendingMeans
 
 MEMORY = [{"device": MemoryUse(0, 0, 0), "host": MemoryUse(10, 12, 20)}]
 
@@ -256,7 +258,8 @@ def test_means_continue_from_a_checkpoint_to_the_last_bit(cut: int) -> None:
     first = Means(0, EPOCH)
     found = feed(first, 1, cut)
     second = Means(cut * BATCH, EPOCH)
-    second.load(json.loads(json.dumps(first.state())), same_phase=True)
+    stored = json.loads(json.dumps(asdict(first.state()), allow_nan=False))
+    second.load(check_type(stored, PendingMeans, "pending.json"), same_phase=True)
     assert found | feed(second, cut + 1, 8) == expected
     assert second.take() == whole.take()
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from zerotrain.training.engines import zero_corrections
 from zerotrain.training.process import nvme_check
 
 LOSSES = [1.0, 0.9, 0.8, 0.7, 0.6]
-EQUAL = {"cpu": LOSSES, "nvme": LOSSES, "state_deviation": 0.0}
+EQUAL = nvme_check.Trial(cpu=LOSSES, nvme=LOSSES, state_deviation=0.0)
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_other_numbers_are_refused_with_the_figures(
     tmp_path: Path, launch: Path, swap: Path, fresh_ops: Path
 ) -> None:
     """Both losses of each step that differs; a failure is never remembered."""
-    wrong = {**EQUAL, "nvme": [1.0, 0.95, 0.8, 0.7, 0.65], "state_deviation": 0.02}
+    wrong = replace(EQUAL, nvme=[1.0, 0.95, 0.8, 0.7, 0.65], state_deviation=0.02)
     for _ in range(2):
         with pytest.raises(PipelineError) as caught:
             nvme_check.check(make_swapped_phase(tmp_path), launch, swap, run=lambda *_: wrong)
@@ -77,12 +78,12 @@ def test_other_numbers_are_refused_with_the_figures(
 def test_a_state_that_differs_alone_is_refused(tmp_path: Path, value: float) -> None:
     """The losses of five steps may not show it yet."""
     with pytest.raises(PipelineError, match="losses agree, and master weights"):
-        nvme_check.judge(make_swapped_phase(tmp_path), {**EQUAL, "state_deviation": value})
+        nvme_check.judge(make_swapped_phase(tmp_path), replace(EQUAL, state_deviation=value))
 
 
 def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
     """NaN compares unequal to everything, so it must not slip through."""
-    trial = {**EQUAL, "nvme": [*LOSSES[:4], float("nan")]}
+    trial = replace(EQUAL, nvme=[*LOSSES[:4], float("nan")])
     with pytest.raises(PipelineError, match=r"step 5: nan instead of 0\.6"):
         nvme_check.judge(make_swapped_phase(tmp_path), trial)
 

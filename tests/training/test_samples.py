@@ -79,19 +79,29 @@ ORPHAN = """
 import os, sys
 from pathlib import Path
 from tests.training.test_samples import sampler
+from zerotrain.training.reporting import samples
+samples.PROGRAM = "slow_decoder"
 made, _ = sampler(Path(sys.argv[1]))
 made._start_decoding()
 print(made._process.pid, flush=True)
 os._exit(1)
+"""
+SLOW_DECODER = """
+import time
+from zerotrain.training.reporting import decode_samples
+decode_samples.decode = lambda *_: time.sleep(600)
+decode_samples.main()
 """
 
 
 @pytest.mark.slow
 def test_what_decodes_ends_with_its_training(tmp_path):
     """A killed training leaves no process that would decode next to the next start's."""
-    os.mkfifo(tmp_path / "step-00000001.safetensors")  # who reads it waits for ever
+    (tmp_path / "step-00000001.safetensors").touch()
+    (tmp_path / "slow_decoder.py").write_text(SLOW_DECODER)
     words = [sys.executable, "-c", ORPHAN, str(tmp_path)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as training:
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as training:
         assert training.stdout is not None
         process = psutil.Process(int(training.stdout.readline()))
     with contextlib.suppress(psutil.NoSuchProcess):

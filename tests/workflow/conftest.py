@@ -247,7 +247,7 @@ def create(folder: Path, base: str, planner: Path) -> Project:
 def _write_base(folder: Path) -> None:
     """A folder with the names of an SDXL's files; its weights are bytes that no one reads."""
     layout = LAYOUTS["sdxl"]
-    index = {part: ["library", layout.classes.get(part, "Class")] for part in layout.parts}
+    index = {part: ["diffusers", layout.classes.get(part, "Class")] for part in layout.parts}
     for part in layout.parts:
         (folder / part).mkdir(parents=True)
         if part in layout.classes:

@@ -2,7 +2,19 @@
 
 import re
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+"""Control characters, and marks that turn the direction of the text after them."""
+
+MOST_LETTERS = 200
+"""Of a value in a message: longer ones are cut in the middle."""
+MOST_MESSAGE, MOST_WHAT, LEAST_HINT = 960, 820, 140
+"""Letters of a message without its headings, of what is wrong, and of the hint, which has the
+rest."""
+_LONG = re.compile(
+    rf"'[^'\n]{{{MOST_LETTERS},}}'|\"[^\"\n]{{{MOST_LETTERS},}}\"|[^\s/]{{{MOST_LETTERS},}}"
+)
 
 EXIT_USER_ERROR = 2
 """Something the user can fix: configuration, input data, a folder that is missing or in use."""
@@ -20,6 +32,37 @@ def show_controls(text: str) -> str:
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def shorten(text: str, most: int) -> str:
+    """Cut what is too long for a message: values and lines in their middle, lists at their end.
+
+    Args:
+        text: The message.
+        most: Letters of all lines together.
+    """
+    if len(text) <= MOST_LETTERS:
+        return text
+    lines = [
+        _cut(_LONG.sub(lambda found: _cut(found[0], MOST_LETTERS), line), most)
+        for line in text.split("\n")
+    ]
+    kept, letters = 0, 0
+    for line in lines:
+        letters += len(line) + 1
+        if letters > most and kept:
+            break
+        kept += 1
+    more = [f"  ... and {len(lines) - kept:,} more lines"] if kept < len(lines) else []
+    return "\n".join(lines[:kept] + more)
+
+
+def _cut(text: str, most: int) -> str:
+    """Cut a text in its middle."""
+    if len(text) <= most:
+        return text
+    end = most // 4
+    return f"{text[: most - end - 5]} ... {text[-end:]}"
+
+
 class PipelineError(Exception):
     """A mistake that a user can fix; printed as one ERROR and one Hint, without a traceback.
 
@@ -30,11 +73,11 @@ class PipelineError(Exception):
 
     def __init__(self, what: str, *, hint: str) -> None:
         super().__init__(what)
-        self.what = what
-        self.hint = hint
+        self.what = shorten(show_controls(what), MOST_WHAT)
+        self.hint = shorten(show_controls(hint), max(LEAST_HINT, MOST_MESSAGE - len(self.what)))
 
     def __str__(self) -> str:
-        return show_controls(f"ERROR: {self.what}\n  Hint: {self.hint}")
+        return f"ERROR: {self.what}\n  Hint: {self.hint}"
 
 
 def device_out_of_memory(where: str, error: Exception, *, hint: str) -> PipelineError:

@@ -18,6 +18,7 @@ from zerotrain.artifact.layout import place_in_results
 from zerotrain.artifact.manifest import find_lister
 from zerotrain.artifact.verdicts import remembering
 from zerotrain.errors import PipelineError
+from zerotrain.machine.regular_file import open_new, open_to_read
 
 NO_LINKS = (
     *(errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK),
@@ -66,9 +67,9 @@ def copy_new(source: Path, target: Path, *, only_share: bool = False) -> None:
         PipelineError: the target exists and is unchanged, or blocks cannot be shared.
         OSError: the file cannot be read or written; no partial copy remains.
     """
-    with source.open("rb") as reading:
+    with open_to_read(source, follow_links=True) as reading:
         try:
-            writing = target.open("xb")
+            writing = open_new(target, replace=False)
         except FileExistsError as error:
             raise _exists(target) from error
         try:

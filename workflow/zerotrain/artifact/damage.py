@@ -12,6 +12,7 @@ from stat import S_ISREG
 from typing import Any
 
 from zerotrain.artifact import verdicts
+from zerotrain.machine.regular_file import open_to_read
 
 MANIFEST = "manifest.json"
 Files = Mapping[str, Mapping[str, Any]]
@@ -36,7 +37,7 @@ class Damage:
 
 def file_sha256(path: Path) -> str:
     """Compute the sha256 of a file's bytes; symbolic links are followed."""
-    with path.open("rb") as stream:
+    with open_to_read(path, follow_links=True) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

@@ -17,15 +17,16 @@ def _files(folder: str, names: str) -> Iterable[str]:
 WITHOUT_EFFECT = (
     *_files("", "__init__ errors"),
     *_files("artifact/", "__init__ direct_io in_use"),
+    "artifact/documents/",
     *_files("config/", "families launch objective section suggestions training"),
     *_files("data/", "conversation dataset"),
     *_files("launch/", "files"),
-    *_files("machine/", "child_process compiled_ops confined memory_watch"),
-    *_files("models/", "pretrained"),
+    *_files("machine/", "child_process compiled_ops memory_watch regular_file"),
+    *_files("models/", "adapter_config pretrained"),
     *_files(
         "models/families/",
         "answering chunks flux_pipeline identity layouts pipeline_sampling pipelines placement "
-        "prompt_tokens qwen_image_encoding qwen_image_pipeline",
+        "prompt_tokens qwen_image_encoding qwen_image_pipeline tokenizer_process",
     ),
     "training/checkpointing/",
     *_files("training/engines/", "buffers"),

@@ -7,6 +7,7 @@ systems without direct access, files are written normally.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -18,6 +19,8 @@ from typing import Any
 
 import numpy
 import torch
+
+from zerotrain.machine.regular_file import open_new
 
 BLOCK_BYTES = 4 * 1024**2
 """Bytes that are converted, hashed, written or compared at a time."""
@@ -38,7 +41,10 @@ class DirectWriter:
     def __init__(self, path: Path) -> None:
         self.sha256 = ""
         """The file's sha256, once it is complete."""
-        self._handle = _open(path)
+        self._stream = open_new(path)
+        self._handle = self._stream.fileno()
+        with contextlib.suppress(OSError):  # a file system without direct access
+            fcntl.fcntl(self._handle, fcntl.F_SETFL, os.O_DIRECT)
         # Aligned to pages, which are allocated when they are first written to.
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._memory = [mmap.mmap(-1, BLOCK_BYTES, flags=private) for _ in range(BLOCKS)]
@@ -78,7 +84,7 @@ class DirectWriter:
         finally:
             self._hasher.shutdown()
             self._disk.shutdown()
-            os.close(self._handle)
+            self._stream.close()
 
     def _hand_over(self) -> None:
         """Submit the block for hashing and writing, and wait until the next one is free."""
@@ -92,16 +98,6 @@ class DirectWriter:
         self._written += self._filled
         self._filled, self._now = 0, (self._now + 1) % BLOCKS
         _settle(self._under_way[self._now])
-
-
-def _open(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    try:
-        return os.open(path, flags | os.O_DIRECT, 0o666)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.open(path, flags, 0o666)
 
 
 def _copy(source: torch.Tensor, into: torch.Tensor) -> None:

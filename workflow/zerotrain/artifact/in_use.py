@@ -13,17 +13,18 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from zerotrain.artifact.damage import MANIFEST
+from zerotrain.machine.regular_file import FileError, open_to_change, open_to_read
 
 REMOVED = ".removed"
 
 
-def hold(folder: Path) -> IO[str] | None:
+def hold(folder: Path) -> IO[Any] | None:
     """Protect a folder from removal while the returned file is open."""
     try:
-        stream = (folder / MANIFEST).open()
+        stream = open_to_read(folder / MANIFEST)
     except OSError:
         return None  # reading it reports the error
     with contextlib.suppress(OSError):
@@ -33,7 +34,7 @@ def hold(folder: Path) -> IO[str] | None:
 
 def is_held(folder: Path) -> bool:
     """Return whether a process protects a published folder from removal."""
-    with contextlib.suppress(FileNotFoundError), (folder / MANIFEST).open() as stream:
+    with contextlib.suppress(FileError), open_to_read(folder / MANIFEST) as stream:
         return not _lock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     return False
 
@@ -81,9 +82,14 @@ def _lock(descriptor: int, how: int) -> bool:
 
 
 def remove(folder: Path) -> bool:
-    """Remove a published folder, unless a process holds it; return whether it is gone."""
+    """Remove a published folder, unless a process holds it; return whether it is gone.
+
+    Raises:
+        FileError: its manifest is missing, or is a link, a folder or a pipe.
+        OSError: it cannot be removed.
+    """
     # Network file systems lock only files that are open for writing.
-    with (folder / MANIFEST).open("r+") as stream:
+    with open_to_change(folder / MANIFEST) as stream:
         if not _lock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
             return False
         # Under this name it no longer counts, even if the removal is interrupted.

@@ -81,13 +81,11 @@ def place_in_results(folder: Path) -> tuple[str, ...] | None:
 
 def run_of(file: Path) -> str | None:
     """Read the run that a configuration file names; None if the file is unreadable."""
-    from ruamel.yaml.error import YAMLError
-
-    from zerotrain.artifact.yaml_text import load_yaml
+    from zerotrain.artifact.documents import DocumentError, read_yaml
 
     try:
-        raw = load_yaml(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, YAMLError):
+        raw = read_yaml(file, follow_links=True)
+    except (OSError, DocumentError):
         return None
     return str(raw["run"]) if isinstance(raw, dict) and "run" in raw else None
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.damage import MANIFEST, file_sha256, find_damage
+from zerotrain.artifact.documents import DocumentError, describe_kind, read_json
+from zerotrain.artifact.documents.names import find_name_error, find_text_error, quote
 from zerotrain.artifact.layout import place_in_results
 from zerotrain.artifact.leftovers import recover_interrupted_publish
+from zerotrain.artifact.links import check_links
 from zerotrain.artifact.rebuilding import rebuild_hint
-from zerotrain.artifact.untrusted import check_links, find_manifest_error
 from zerotrain.errors import PipelineError
+from zerotrain.machine.regular_file import write_text
 
 FORMAT = 1
 KEYS = frozenset(("format", "kind", "content", "files", "parents", "made_by"))
@@ -25,6 +29,8 @@ DATASET = "dataset"
 computes it from them."""
 IDENTITY = "identity"
 """The key of the content that states it."""
+PARTS = ("content", "files", "parents", "made_by")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 DEPTH = 2
 """How deep below its folder a file of a model may be: in the folder of a part."""
 
@@ -71,9 +77,7 @@ def sizes_digest(place: Path) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON value so that equal values give equal bytes."""
-    path.write_text(
-        json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ def is_described(folder: Path) -> bool:
     """
     if not is_published(folder):
         return False
-    ours = len(KEYS & _load(folder)[0].keys()) * 2 >= len(KEYS)
+    ours = len(KEYS & _load(folder).keys()) * 2 >= len(KEYS)
     return ours or place_in_results(folder) is not None
 
 
@@ -155,7 +159,7 @@ def kind_of(folder: Path) -> str | None:
     Raises:
         PipelineError: the manifest is truncated or not JSON.
     """
-    return str(_load(folder)[0].get("kind")) if is_described(folder) else None
+    return str(_load(folder).get("kind")) if is_described(folder) else None
 
 
 def check_published(folder: Path, *, ours: bool = False) -> None:
@@ -216,7 +220,7 @@ def find_lister(path: Path) -> Path | None:
 
 def _lists(folder: Path, name: str) -> bool:
     """Return whether a folder's manifest lists a file, or files in a folder of that name."""
-    files = _load(folder)[0].get("files")
+    files = _load(folder).get("files")
     known = files if isinstance(files, dict) else ()
     return any(one == name or one.startswith(f"{name}/") for one in known)
 
@@ -260,14 +264,14 @@ def read_manifest(folder: Path, kind: str | Sequence[str]) -> Artifact:
             if place_in_results(folder)
             else "run `snakemake --cores all train`, which builds what is missing",
         )
-    path, (found, text) = folder / MANIFEST, _load(folder)
+    path, found = folder / MANIFEST, _load(folder)
     if found.get("format") != FORMAT or found.get("kind") not in kinds:
         raise PipelineError(
             f"{path}: kind {found.get('kind')!r}, format {found.get('format')!r}; "
             f"expected kind {' or '.join(map(repr, kinds))}, format {FORMAT}",
             hint="give the folder of the right stage, or rebuild it with this version",
         )
-    if wrong := find_manifest_error(found, text):
+    if wrong := find_manifest_error(found):
         raise PipelineError(
             f"{path}: {wrong}",
             hint=f"no version of this program writes that: remove {folder} if you do not know who "
@@ -278,12 +282,55 @@ def read_manifest(folder: Path, kind: str | Sequence[str]) -> Artifact:
     )
 
 
-def _load(folder: Path) -> tuple[dict[str, Any], str]:
-    """Return the JSON of a manifest, empty if it is not an object, and its text."""
-    path = folder / MANIFEST
+def _load(folder: Path) -> dict[str, Any]:
+    """Return the JSON of a manifest, empty if it is not an object."""
     try:
-        text = path.read_text(encoding="utf-8")
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise PipelineError(f"{path}: not JSON ({error})", hint=rebuild_hint(folder)) from error
-    return found if isinstance(found, dict) else {}, text
+        found = read_json(folder / MANIFEST)
+    except DocumentError as error:
+        raise DocumentError(folder / MANIFEST, error.why, hint=rebuild_hint(folder)) from error
+    return found if isinstance(found, dict) else {}
+
+
+def find_manifest_error(found: dict[str, Any]) -> str | None:
+    """Return what is wrong with a manifest's parts, as readers rely on their types and names.
+
+    Args:
+        found: The manifest's JSON.
+
+    Returns:
+        A sentence on the first error; None if there is no error.
+    """
+    for part in PARTS:
+        if not isinstance(found.get(part), dict):
+            kind = describe_kind(found[part]) if part in found else None
+            return f"{part} is {kind}, not an object" if kind else f"no {part}"
+    return _find_files_error(found["files"]) or _find_parents_error(found["parents"])
+
+
+def _find_files_error(files: dict[str, Any]) -> str | None:
+    for name, entry in files.items():
+        if error := find_name_error(name):
+            return f"files: the name {quote(name)} {error}"
+        if not isinstance(entry, dict) or not {"sha256", "bytes"} <= entry.keys():
+            return f"files: {quote(name)} has no sha256 or no bytes"
+        sha256, size = entry["sha256"], entry["bytes"]
+        if not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
+            return f"files: {quote(name)} has the sha256 {sha256!r}, not 64 hexadecimal digits"
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**63:
+            return f"files: {quote(name)} has the size {size!r:.40}, not a number of bytes"
+    parts = [name.split("/") for name in files]
+    folders = {"/".join(names[:end]) for names in parts for end in range(1, len(names))}
+    for name in files:
+        if name in folders:
+            return f"files: {quote(name)} is listed as a file and as a folder"
+    return None
+
+
+def _find_parents_error(parents: dict[str, Any]) -> str | None:
+    for name, entry in parents.items():
+        values = [entry.get(key) for key in ("path", "identity")] if isinstance(entry, dict) else []
+        if len(values) != 2 or not all(isinstance(value, str) for value in values):
+            return f"parents: {quote(name)} has no path or no identity"
+        if error := find_text_error(str(values[0])):
+            return f"parents: the path {quote(values[0])} {error}"
+    return None

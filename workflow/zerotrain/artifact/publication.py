@@ -13,6 +13,7 @@ from typing import Any
 from zerotrain import __version__
 from zerotrain.artifact.damage import MANIFEST, file_sha256
 from zerotrain.artifact.leftovers import recover_interrupted_publish, temporary_path
+from zerotrain.artifact.links import check_no_link_above
 from zerotrain.artifact.manifest import FORMAT, Artifact, write_json
 from zerotrain.artifact.whole_file import exchange, replacing, sync
 from zerotrain.machine.disk_errors import check_no_file, writing
@@ -58,6 +59,7 @@ def _publish(
     made_by: Mapping[str, Any] | None,
 ) -> Iterator[UnpublishedFolder]:
     check_no_file(folder)
+    check_no_link_above(folder)
     recover_interrupted_publish(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     new = temporary_path(folder, "new")

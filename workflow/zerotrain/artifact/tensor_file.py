@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from zerotrain.artifact.direct_io import BLOCK_BYTES, DirectWriter
+from zerotrain.artifact.documents import DocumentError, read_entries, read_header
 from zerotrain.errors import PipelineError
+from zerotrain.machine.regular_file import open_new, open_to_read
 
 FLUSH_BYTES = 64 * 1024**2
 """After this many bytes a flush to disk starts, while more are written."""
@@ -139,7 +141,7 @@ class OpenTensorFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
+        self._file = open_new(path)
         self._stream = _FlushedStream(self._file)
         self._stream.seek(8 + HEADER_ROOM)
         self._entries: dict[str, Any] = {}
@@ -210,7 +212,7 @@ class TensorParts:
     """
 
     def __init__(self) -> None:
-        self._open: dict[Path, tuple[int, int, dict[str, Any]]] = {}
+        self._open: dict[Path, tuple[BinaryIO, int, dict[str, Any]]] = {}
         weakref.finalize(self, _close, self._open)
 
     def names(self, path: Path) -> list[str]:
@@ -243,19 +245,15 @@ class TensorParts:
     def _file(self, path: Path) -> tuple[int, int, dict[str, Any]]:
         """Return the file's handle, the offset of its tensors, and its header."""
         if path not in self._open:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._open[path] = handle, 0, {}
-            length = bytearray(8)
-            _read(handle, memoryview(length), 0, path)
-            header = bytearray(int.from_bytes(length, "little"))
-            _read(handle, memoryview(header), 8, path)
-            self._open[path] = handle, 8 + len(header), json.loads(header)
-        return self._open[path]
+            entries, base = read_entries(path)
+            self._open[path] = open_to_read(path), base, entries
+        stream, base, entries = self._open[path]
+        return stream.fileno(), base, entries
 
 
-def _close(files: dict[Path, tuple[int, int, dict[str, Any]]]) -> None:
-    for handle, _, _ in files.values():
-        os.close(handle)
+def _close(files: dict[Path, tuple[BinaryIO, int, dict[str, Any]]]) -> None:
+    for stream, _, _ in files.values():
+        stream.close()
 
 
 def _read(handle: int, into: memoryview, place: int, path: Path) -> None:
@@ -271,11 +269,29 @@ def _read(handle: int, into: memoryview, place: int, path: Path) -> None:
         done += count
 
 
+def open_file(path: Path) -> Any:
+    """Open a safetensors file by its own library, after its header has been checked.
+
+    Raises:
+        FileError: it is missing, or is a folder, a pipe or a device.
+        DocumentError: it is no such file, or is cut off.
+    """
+    read_header(path, follow_links=True, whole=True)
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:  # as of a key that an entry has in addition
+        raise DocumentError(path, f"is no safetensors file ({error})") from error
+
+
 def open_tensors(paths: Iterable[Path]) -> dict[str, Any]:
-    """Open files and return the open file of each tensor; pages are loaded on access."""
+    """Open files and return the open file of each tensor; pages are loaded on access.
+
+    Raises:
+        DocumentError: as open_file.
+    """
     found: dict[str, Any] = {}
     for path in paths:
-        file: Any = safe_open(path, framework="pt")
+        file = open_file(path)
         found.update(dict.fromkeys(file.keys(), file))
     return found
 

@@ -15,6 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from zerotrain.artifact.documents import read_object
+from zerotrain.machine.regular_file import write_text
+
 LEAST_BYTES = 4 * 1024**2
 """Smaller files are not stored: hashing them is faster than a lookup."""
 MOST = 4096
@@ -42,11 +45,10 @@ def key_of(stat: os.stat_result) -> str:
 def load() -> Verdicts:
     """Read all verdicts; a missing or damaged file has none."""
     try:
-        found = json.loads(verdicts_file().read_text(encoding="utf-8"))
+        found = read_object(verdicts_file())
     except (OSError, ValueError, RuntimeError):  # RuntimeError: no home folder
         return {}
-    known = found.items() if isinstance(found, dict) else ()
-    return {key: value for key, value in known if isinstance(value, str)}
+    return {key: value for key, value in found.items() if isinstance(value, str)}
 
 
 def remembering(sha256: Callable[[Path], str]) -> Callable[[Path], str]:
@@ -87,7 +89,7 @@ def _write(verdicts: Verdicts) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        draft.write_text(json.dumps(verdicts, indent=0), encoding="utf-8")
+        write_text(draft, json.dumps(verdicts, indent=0))
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from zerotrain.artifact.leftovers import recover_interrupted_publish, temporary_path
+from zerotrain.artifact.links import check_no_link_above
 from zerotrain.machine.disk_errors import check_no_file, writing
+from zerotrain.machine.regular_file import open_new, write_text
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Constants of renameat2(2)."""
@@ -28,12 +30,14 @@ def replacing(path: Path) -> Iterator[Path]:
         DiskError: the disk is full or read-only, or fails.
     """
     check_no_file(path.parent)
+    check_no_link_above(path)
     new = temporary_path(path, "new")
     with writing(path):
         made = [folder for folder in path.parents if not folder.exists()]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             recover_interrupted_publish(path)
+            new.unlink(missing_ok=True)
             yield new
             sync(new)
             new.replace(path)
@@ -52,7 +56,7 @@ def write_whole(path: Path, text: str) -> None:
         DiskError: the disk is full or read-only, or fails; `path` is unchanged.
     """
     with replacing(path) as new:
-        new.write_text(text, encoding="utf-8")
+        write_text(new, text)
 
 
 def create(path: Path, text: str) -> None:
@@ -65,14 +69,14 @@ def create(path: Path, text: str) -> None:
     with writing(path):
         new = temporary_path(path, "new")
         try:
-            new.write_text(text, encoding="utf-8")
+            write_text(new, text)
             sync(new)
             try:
                 os.link(new, path)
             except FileExistsError:
                 raise
             except OSError:  # a file system without hard links
-                path.touch(exist_ok=False)
+                open_new(path, replace=False).close()
                 new.replace(path)
         finally:
             with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from zerotrain.artifact.yaml_text import check_expansion
+from zerotrain.artifact.documents import DocumentError, parse_yaml
 from zerotrain.builder.controls import MOST, Control, all_controls, written
 from zerotrain.builder.places import check_launch_files, configuration_file
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
@@ -28,6 +28,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.gpus import find_gpu
 from zerotrain.launch.resolved import leaves
 from zerotrain.pipeline.checks import find_problems
+from zerotrain.pipeline.checks.paths import check_paths
 
 Place = tuple[str | int, ...]
 """The place of a value in a configuration."""
@@ -160,11 +161,13 @@ class Draft:
     @cached_property
     def _read(self) -> tuple[RunConfig | None, list[Problem]]:
         try:
-            return parse_config(copy.deepcopy(self.raw), self.source), []
+            run = parse_config(copy.deepcopy(self.raw), self.source)
         except InvalidConfigError as error:
             return None, list(error.problems)
         except PipelineError as error:
             return None, [Problem(error.what, error.hint)]
+        wrong = [Problem(error.what, error.hint) for error in check_paths(self.raw)]
+        return (None if wrong else run), wrong
 
     def values(self) -> dict[str, str]:
         """Return what each control of the form shows."""
@@ -255,12 +258,6 @@ def _plan_auto_for(machine: Mapping[str, str], raw: dict[str, Any]) -> None:
 @lru_cache(maxsize=16)
 def _read(path: Path, edited: int) -> dict[str, Any]:
     """Return what a file says that was edited last at this time; it is not to be changed."""
-    if path.stat().st_size > MOST_BYTES:
-        raise PipelineError(
-            f"{path}: it is larger than {MOST_BYTES // 1024} KiB",
-            hint="no configuration is; choose another file",
-        )
-    check_expansion(path.read_text(encoding="utf-8", errors="replace"), str(path))
     raw = load_config(path)
     if not isinstance(raw, dict) or "runs" in raw or not _phases(raw):
         raise PipelineError(
@@ -373,7 +370,7 @@ def _read_values(text: str) -> Any:
     if len(text) > MOST or "&" in text:
         return text
     try:
-        found = yaml.safe_load(text if text.startswith("{") else f"{{{text}}}")
-    except (yaml.YAMLError, ValueError, RecursionError):
+        found = parse_yaml(text if text.startswith("{") else f"{{{text}}}", "values")
+    except DocumentError:
         return text
     return found if isinstance(found, dict) else text

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zerotrain.artifact.untrusted import find_name_error
-from zerotrain.artifact.yaml_text import check_expansion, check_nesting
+from zerotrain.artifact.documents.names import find_name_error
 from zerotrain.builder.writing import read_values
 from zerotrain.config.families import LANGUAGE_MODELS
 from zerotrain.config.scalar import scalar
@@ -26,6 +25,7 @@ from zerotrain.importers.imported_config import ImportedConfig, ImportProblemsEr
 from zerotrain.importers.reading import ImportOptions, import_file
 from zerotrain.importers.write import NEEDED, config_text
 from zerotrain.machine.detect import choose_precision
+from zerotrain.machine.regular_file import write_text
 
 MOST_FILES, MOST_BYTES, LONGEST_COMMAND = 20, 256 * 1024, 32 * 1024
 """Limits of one import: files, and the bytes of each, of a pasted text and of a command line."""
@@ -135,12 +135,10 @@ def import_drop(files: Mapping[str, bytes], pasted: str, answers: Answers) -> Im
             f"a command line of more than {LONGEST_COMMAND // 1024} KiB",
             hint="paste the command that trains, without the rest of the script",
         )
-    for name, text in texts.items():
-        _check_values(name, text)
     with tempfile.TemporaryDirectory(prefix="zerotrain-import-") as made:
         folder = Path(made).resolve()
         for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
+            write_text(folder / name, text)
         try:
             with reading_only(folder):
                 if command:
@@ -222,14 +220,6 @@ def _decode(name: str, content: bytes) -> str:
         raise PipelineError(
             f"{name}: byte {error.start + 1} is not UTF-8", hint="save the file as UTF-8"
         ) from error
-
-
-def _check_values(name: str, text: str) -> None:
-    form = Path(name).suffix.casefold()
-    if form in (".yaml", ".yml"):
-        check_expansion(text, name)
-    elif form in (".json", ".toml"):
-        check_nesting(text, name)
 
 
 def _is_command(text: str) -> bool:

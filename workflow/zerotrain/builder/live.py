@@ -109,5 +109,5 @@ def find_pictures(run: str) -> list[Picture]:
 def _title(file: Path) -> str:
     number = file.stem.removeprefix("step-")
     return (
-        f"samples of step {int(number):,}" if number.isdigit() else "grid of the exported weights"
+        f"samples of step {int(number):,}" if number.isdecimal() else "grid of the exported weights"
     )

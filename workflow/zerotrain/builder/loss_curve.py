@@ -14,6 +14,8 @@ EDGES = (LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM)
 MOST_POINTS = 300
 """More cannot be seen apart; the page asks for the curve every two seconds."""
 TICKS = 5
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Limits of what is drawn: ranges and values beyond them have no logarithm, or overflow."""
 Points = Sequence[tuple[float, float]]
 
 
@@ -57,7 +59,7 @@ def draw_loss(
         phase_starts: The step after which each phase begins, with its name.
 
     Returns:
-        The drawing; None if there are no two finite values.
+        The drawing; None if there are no two values that can be drawn.
     """
     loss, val_loss = _finite(loss), _finite(val_loss)
     both = [*loss, *val_loss]
@@ -66,7 +68,7 @@ def draw_loss(
     first, last = min(step for step, _ in both), max(step for step, _ in both)
     last = max(last, first + 1)
     low, high = min(value for _, value in both), max(value for _, value in both)
-    room = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
+    room = max((high - low) * 0.05 or abs(high) * 0.05 or 1.0, SMALLEST)
     low, high = low - room, high + room
 
     def x(step: float) -> float:
@@ -108,7 +110,7 @@ def find_ticks(low: float, high: float) -> list[float]:
 
 
 def _finite(points: Points) -> list[tuple[float, float]]:
-    return [(step, value) for step, value in points if math.isfinite(value)]
+    return [(step, value) for step, value in points if abs(value) < LARGEST]
 
 
 def _describe(loss: Points, val_loss: Points) -> str:

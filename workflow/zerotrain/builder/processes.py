@@ -18,18 +18,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import psutil
+from pydantic import Field
 
 from zerotrain.artifact import write_whole
+from zerotrain.artifact.documents import read_record
 from zerotrain.artifact.layout import RunFolder
+from zerotrain.artifact.links import check_run_links
 from zerotrain.config.read import read_config
 from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
 from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.output import LOG
+from zerotrain.machine.regular_file import open_new, open_to_read, touch
 from zerotrain.pipeline import snakemake_runs
 from zerotrain.pipeline.snakemake import DEFAULT_CONFIG, config_option
 from zerotrain.pipeline.switch.command import OWN_FOLDER
@@ -43,6 +47,8 @@ PRECISIONS = ("no", "bf16", "fp16")
 PLAN_SECONDS = 300.0
 """How long a dry run of a switch may take; it plans the graph."""
 MOST_PROCESSES = 4096
+COMMANDS = (("snakemake", "--cores"), ("zerotrain", "switch"))
+"""What a page starts, by its first words."""
 OWN_VARIABLES = (SUPERVISOR, snakemake_runs.MARK, LOG)
 """Set by a command that has started this server; a child that has them would belong to it."""
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -52,9 +58,12 @@ _starting = threading.Lock()
 
 @dataclass(frozen=True)
 class StartedCommand:
-    """A command that a page has started, as its record in the run's folder has it."""
+    """A command that a page has started, as its record in the run's folder has it.
 
-    pid: int
+    Runs are exchanged, so a record may name any process.
+    """
+
+    pid: Annotated[int, Field(gt=0, lt=2**31)]
     created: float
     """When its process began, seconds since the epoch: another has the pid later."""
     words: tuple[str, ...]
@@ -62,11 +71,16 @@ class StartedCommand:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
-        with suppress(psutil.Error):
+        """Whether it runs: a command of this user that a page starts, in this project."""
+        with suppress(psutil.Error, OSError):
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.created) < 1
-            return same and process.status() != psutil.STATUS_ZOMBIE
+            return (
+                self.words[:2] in COMMANDS
+                and process.uids().real == os.getuid()
+                and abs(process.create_time() - self.created) < 1
+                and process.cmdline()[-len(self.words) :] == list(self.words)
+                and Path(process.cwd()) == Path.cwd()
+            )
         return False
 
 
@@ -114,8 +128,7 @@ def start(run: str) -> StartedCommand:
         PipelineError: it runs already, another Snakemake works in this project, or no
             configuration has the run.
     """
-    file = find_config(run)
-    read_config(file)
+    file = _checked_config(run)
     with _starting:
         _check_idle(run)
         words = ["snakemake", "--cores", "all", "train", *config_option(file)]
@@ -131,12 +144,13 @@ def stop(run: str) -> str:
         What was asked, as a sentence.
 
     Raises:
-        PipelineError: nothing of the run runs on this machine.
+        PipelineError: nothing of the run runs on this machine, or a link is in its folder.
     """
+    check_run_links(run)
     for progress in sorted(RunFolder(run).path.glob("*/progress")):
         if (trainer := trainer_of(progress)) is not None:
             with writing(progress):
-                (progress / STOP).touch()
+                touch(progress / STOP)
             return (
                 f"{progress.parent.name}: pid {trainer.pid} on {trainer.host} was asked to stop "
                 "after its step, with a checkpoint."
@@ -199,6 +213,7 @@ def switch(run: str, choice: SwitchChoice, *, then_start: bool) -> StartedComman
         PipelineError: the choice is invalid, or another switch of the run is in progress.
     """
     words = _switch_words(run, choice)
+    _checked_config(run)
     with _starting:
         _check_no_switch(run)
         child, started = _spawn(run, "switch", words)
@@ -215,17 +230,15 @@ def switch(run: str, choice: SwitchChoice, *, then_start: bool) -> StartedComman
 def read_started(run: str, what: What) -> StartedCommand | None:
     """Return the command that a page has started last; None if none has, or its record is torn."""
     try:
-        found = json.loads(_place(run, what).with_suffix(".json").read_text(encoding="utf-8"))
-        words = tuple(map(str, found["words"]))
-        return StartedCommand(int(found["pid"]), float(found["created"]), words)
-    except (OSError, ValueError, LookupError, TypeError):
+        return read_record(_place(run, what).with_suffix(".json"), StartedCommand)
+    except (OSError, ValueError):
         return None
 
 
 def read_output(run: str, what: What, lines: int) -> list[str]:
     """Return the last lines of a started command's output, without colours."""
     try:
-        with _place(run, what).open("rb") as stream:
+        with open_to_read(_place(run, what)) as stream:
             stream.seek(max(0, os.fstat(stream.fileno()).st_size - 64 * 1024))
             text = stream.read().decode(errors="replace")
     except OSError:
@@ -269,6 +282,13 @@ def _check_no_switch(run: str) -> None:
         )
 
 
+def _checked_config(run: str) -> Path:
+    """Return a run's configuration, after a look at it and at the folders that jobs write to."""
+    file = find_config(run)
+    check_run_links(run, data=read_config(file).data_name)
+    return file
+
+
 def _switch_words(run: str, choice: SwitchChoice) -> list[str]:
     return ["zerotrain", "switch", str(find_config(run)), *choice.words()]
 
@@ -280,7 +300,7 @@ def _spawn(
     log = _place(run, what)
     with writing(log):
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as output:
+        with open_new(log) as output:
             output.write(f"$ {shlex.join(words)}\n".encode())
             output.flush()
             child = subprocess.Popen(

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from zerotrain.artifact.documents import read_bytes
 from zerotrain.builder.live import (
     MOST_SHOWN,
     RunReaders,
@@ -218,7 +219,7 @@ def _choice(form: FormData) -> SwitchChoice:
 
 
 def _digest(run: str) -> str:
-    return hashlib.sha256(find_config(run).read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(find_config(run), follow_links=True)).hexdigest()
 
 
 FORMATS = {"format_duration": format_duration, "format_rate": format_rate}

@@ -15,6 +15,7 @@ from zerotrain.artifact import create, write_whole
 from zerotrain.artifact.layout import CONFIGS
 from zerotrain.builder.writing import check_name, read_values
 from zerotrain.errors import PipelineError
+from zerotrain.machine.regular_file import open_to_read
 
 FOLDER = CONFIGS / "templates"
 MOST = 500
@@ -37,11 +38,9 @@ def list_templates() -> list[Template]:
     for file in sorted(FOLDER.glob("*.yaml")):
         try:
             check_name(file.stem, "template")
-            if file.is_symlink() or not file.is_file():
-                continue
-            saved = datetime.fromtimestamp(file.stat().st_mtime)
-            with file.open(errors="replace") as stream:
-                first = stream.readline(200)
+            with open_to_read(file) as stream:
+                saved = datetime.fromtimestamp(os.fstat(stream.fileno()).st_mtime)
+                first = stream.readline(200).decode(errors="replace")
         except (OSError, PipelineError):
             continue
         about = first.lstrip("# ").strip() if first.startswith("#") else ""

@@ -11,7 +11,7 @@ from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zerotrain.builder.pages import refusal, signed_in
@@ -49,7 +49,11 @@ class Guard:
         if (answer := self._refuse(scope)) is not None:
             await answer(scope, receive, guarded)
             return
-        if (body := await self._read(receive)) is None:
+        try:
+            body = await self._read(receive)
+        except ClientDisconnect:
+            return
+        if body is None:
             await self._too_large()(scope, receive, guarded)
             return
         await self._app(scope, _again(body, receive), guarded)
@@ -66,7 +70,7 @@ class Guard:
             )
         origin = headers.get("origin")
         changes = scope["method"] not in READING
-        if (origin is not None or changes) and urlsplit(origin or "").netloc != host:
+        if (origin is not None or changes) and origin != f"{scope['scheme']}://{host}":
             return refusal(
                 403,
                 f"The request comes from {origin or 'no page'}, not from a page of this server.",
@@ -115,10 +119,16 @@ class Guard:
         )
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """Return a body, whose length a client need not state; None if it is too large."""
+        """Return a body, whose length a client need not state; None if it is too large.
+
+        Raises:
+            ClientDisconnect: the connection broke off before its end.
+        """
         body, more = b"", True
         while more and len(body) <= self._settings.most_bytes:
             message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
             body += message.get("body", b"")
             more = message.get("more_body", False)
         return None if more or len(body) > self._settings.most_bytes else body

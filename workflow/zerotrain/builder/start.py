@@ -10,9 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from zerotrain.artifact.documents import read_text
 from zerotrain.artifact.layout import CONFIGS, RESULTS
 from zerotrain.builder.draft import MOST_BYTES
 from zerotrain.builder.pages import page
+from zerotrain.pipeline.watch.state import describe_fault
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,18 @@ class Source:
 
 def find_sources() -> list[Source]:
     """List the configurations of the project, by their names."""
-    return [_describe(path) for path in sorted(CONFIGS.glob("*.yaml"))]
+    found = []
+    for path in sorted(CONFIGS.glob("*.yaml")):
+        try:
+            found.append(_describe(path))
+        except Exception as error:  # one entry never keeps the others from being shown
+            found.append(Source(path.as_posix(), describe_fault(error), False))
+    return found
 
 
 def _describe(path: Path) -> Source:
     """Describe a configuration by its text: an invalid one is offered, too, to be corrected."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        lines = file.read(MOST_BYTES).splitlines()
+    lines = read_text(path, most=MOST_BYTES, follow_links=True, errors="replace").splitlines()
     about = takewhile(lambda line: line.startswith("#"), lines)
     named = (line for line in lines if line.startswith("run:"))
     run = next(named, "").partition(":")[2].split("#")[0].strip()

@@ -13,14 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
 from zerotrain.artifact import create
+from zerotrain.artifact.documents import check_object, parse_yaml, read_bytes, read_text
+from zerotrain.artifact.documents.files import decode
 from zerotrain.artifact.layout import CONFIGS
-from zerotrain.artifact.yaml_text import check_expansion
 from zerotrain.builder.places import check_launch_files, configuration_file
-from zerotrain.config.lines import describe_syntax_error
 from zerotrain.config.read import parse_config
 from zerotrain.config.replace import check_replaceable, replace_file
 from zerotrain.config.update import update_text
@@ -105,14 +102,9 @@ def propose(name: str, text: str, start: str = "") -> Proposal:
     parse_config(values, str(file))
     if not file.exists():
         return Proposal(file, None, with_comments_of(start, text, values))
-    former = file.read_bytes()
-    try:
-        before = former.decode()
-    except UnicodeDecodeError as error:
-        raise PipelineError(
-            f"{file}: {describe_syntax_error(error)}", hint="write to another name"
-        ) from error
-    check_expansion(before, str(file))
+    former = read_bytes(file, hint="write to another name")
+    before = decode(former, file, "write to another name")
+    parse_yaml(before, file, hint="write to another name")
     return Proposal(file, former, update_text(before, values, str(file)))
 
 
@@ -159,10 +151,10 @@ def with_comments_of(start: str, text: str, values: dict[str, Any]) -> str:
     if not start:
         return text
     try:
-        before = configuration_file(start).read_bytes().decode()
-        check_expansion(before, start)
+        before = read_text(configuration_file(start))
+        parse_yaml(before, start)
         return update_text(before, values, start)
-    except (PipelineError, OSError, UnicodeDecodeError):
+    except (PipelineError, OSError):
         return text
 
 
@@ -211,18 +203,8 @@ def read_values(text: str, source: str) -> dict[str, Any]:
             f"{source}: more than {MOST_BYTES // 1024} KiB",
             hint="a configuration is far smaller; name data in files of its own",
         )
-    check_expansion(text, source)
-    try:
-        found = YAML(typ="safe").load(text)
-    except (YAMLError, ValueError) as error:
-        raise PipelineError(
-            f"{source}: {describe_syntax_error(error)}", hint="correct that place of the text"
-        ) from error
-    if not isinstance(found, dict):
-        raise PipelineError(
-            f"{source}: holds no keys with values", hint="start from a recipe of config/"
-        )
-    return found
+    found = parse_yaml(text, source, hint="correct that place of the text")
+    return check_object(found, source, hint="start from a recipe of config/")
 
 
 def _back_up(file: Path, content: bytes) -> Path:

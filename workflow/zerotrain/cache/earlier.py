@@ -7,7 +7,6 @@ lengths) is compared: no tensors of such a cache are used before some of them we
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +17,7 @@ import torch
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact, link_or_copy
+from zerotrain.artifact.documents import read_object
 from zerotrain.cache.layout import (
     COLUMNS,
     INDEX,
@@ -205,6 +205,6 @@ def _by_facts(entries: Sequence[Entry], empty_text: str | None) -> dict[tuple[An
 def _prompts_before(folder: Path) -> dict[tuple[Any, ...], str]:
     """Read the keys of prompts without images: image files may have changed under their names."""
     with suppress(OSError, ValueError, KeyError, AttributeError):
-        found = json.loads((folder / PROMPTS_INDEX).read_text(encoding="utf-8"))["prompts"]
+        found = read_object(folder / PROMPTS_INDEX)["prompts"]
         return {("prompt", asked): key for asked, key in found.items()}
     return {}

@@ -7,7 +7,6 @@ the samples in index.json; it is read, and stays as it is until the cache change
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from zerotrain.artifact import check_name, file_sha256, write_json
 from zerotrain.artifact.columns import Columns, read_columns
+from zerotrain.artifact.documents import read_object
 from zerotrain.data.dataset import with_tuples
 
 T = TypeVar("T")
@@ -270,12 +270,12 @@ def read_document(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
         OSError: the file is missing.
         ValueError: it is not an index of a known format.
     """
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or found.pop("format", None) not in (FORMAT, COLUMNAR):
+    found = read_object(path)
+    if found.pop("format", None) not in (FORMAT, COLUMNAR):
         raise ValueError(f"{path}: not an index of format {FORMAT} or {COLUMNAR}")
     try:
         return parse(found)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 

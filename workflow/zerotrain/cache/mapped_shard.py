@@ -7,7 +7,6 @@ every process has thousands of open shards.
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
 from bisect import bisect_left
@@ -17,12 +16,14 @@ from typing import Any
 
 import torch
 
+from zerotrain.artifact.documents import DocumentError, read_entries
 from zerotrain.artifact.tensor_file import TYPES
 from zerotrain.cache.layout import key_of, tensor_name
 
 PREFIX = 16
 """Hexadecimal digits of a key that identify it within a shard: 64 bits."""
 
+AGAIN = "remove the folder of the cache and run snakemake again"
 Kind = tuple[torch.dtype, tuple[int, ...]]
 """Dtype and shape of a tensor."""
 
@@ -35,14 +36,22 @@ class MappedShard:
         tensors: Names of the tensors of each key.
 
     Raises:
-        OSError: the file is missing.
-        ValueError: it is no such file.
+        FileError: the file is missing.
+        DocumentError: it is no such file, or has other tensors.
     """
 
     def __init__(self, path: Path, tensors: Sequence[str]) -> None:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header: dict[str, Any] = json.loads(file.read(length))
+        try:
+            self._read(path, tensors)
+        except (TypeError, LookupError, AttributeError, OverflowError, ValueError) as error:
+            if isinstance(error, DocumentError):
+                raise
+            why = f"its header is damaged ({type(error).__name__}: {error})"
+            raise DocumentError(path, why, hint=AGAIN) from error
+
+    def _read(self, path: Path, tensors: Sequence[str]) -> None:
+        header, base = read_entries(path)
+        size = path.stat().st_size
         header.pop("__metadata__", None)
         keys = sorted({key_of(name) for name in header})
         self._path = path
@@ -54,13 +63,13 @@ class MappedShard:
         known: dict[Kind, int] = {}
         for tensor in tensors:
             found = [header[tensor_name(key, tensor)] for key in keys]
-            starts = array("Q", (8 + length + one["data_offsets"][0] for one in found))
+            starts = array("Q", (base + one["data_offsets"][0] for one in found))
             kinds = array("I", (known.setdefault(_kind(one), len(known)) for one in found))
             self._starts[tensor], self._kinds[tensor] = starts, kinds
             for key, one, start in zip(keys, found, starts, strict=True):
-                if not _is_whole(one, start):
+                if not _is_whole(one, start) or base + one["data_offsets"][1] > size:
                     raise ValueError(f"{path}: {tensor} of {key} has other bytes than its shape")
-        file_bytes = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
+        file_bytes = torch.from_file(str(path), size=size, dtype=torch.uint8)
         self._known = [
             (_elements(file_bytes, dtype), shape, torch.empty(shape, device="meta").stride())
             for dtype, shape in known
@@ -70,12 +79,12 @@ class MappedShard:
         """Return the tensors of a key, as views.
 
         Raises:
-            KeyError: the shard does not have the key.
+            DocumentError: the shard does not have the key.
         """
         prefix = _prefix(key)
         row = bisect_left(self._keys, prefix)
         if row == len(self._keys) or self._keys[row] != prefix:
-            raise KeyError(f"{self._path}: has no {key}")
+            raise DocumentError(self._path, f"has no {key}", hint=AGAIN)
         return {tensor: self._view(tensor, row) for tensor in self._starts}
 
     def _view(self, tensor: str, row: int) -> torch.Tensor:

@@ -6,7 +6,6 @@ and a training continues. validation.json names them and their shards.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from zerotrain.artifact import RECORDS, Artifact, write_json
+from zerotrain.artifact.documents import read_object
 from zerotrain.cache.layout import FORMAT, Series, parse_series
 from zerotrain.cache.reader import Shards
 from zerotrain.config.section import ConditionedPrompt
@@ -76,7 +76,7 @@ class Prompts:
         self._shards = Shards(found)
         if PROMPTS_INDEX not in found.files:
             return
-        document = json.loads(found.path(PROMPTS_INDEX).read_text(encoding="utf-8"))
+        document = read_object(found.path(PROMPTS_INDEX))
         self._text = parse_series(document["text"])
         prompts = document["prompts"]
         self._keys |= {asked: PromptKeys(text, prompts[""]) for asked, text in prompts.items()}

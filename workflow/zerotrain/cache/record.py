@@ -8,7 +8,6 @@ and nothing else changed, the record stays as it is, and with it every byte of t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zerotrain import __version__, artifact
-from zerotrain.artifact import RECORDS, write_json
+from zerotrain.artifact import RECORDS, documents, write_json
 from zerotrain.cache.layout import KIND
 from zerotrain.data.dataset import Sample
 from zerotrain.errors import PipelineError
@@ -91,10 +90,8 @@ def write_record(path: Path, record: Record) -> None:
 
 def read_record(path: Path) -> Record | None:
     """Read a record; None if it is unreadable, so that the encoding conditions are unknown."""
-    with suppress(OSError, ValueError, TypeError):
-        found = Record(**json.loads(path.read_text(encoding="utf-8")))
-        if isinstance(found.code, dict) and isinstance(found.software, dict):
-            return found
+    with suppress(OSError, ValueError):
+        return documents.read_record(path, Record)
     return None
 
 

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from zerotrain.artifact import file_sha256, link_or_copy
+from zerotrain.artifact.documents import DocumentError
 from zerotrain.artifact.in_use import WriterLock
+from zerotrain.artifact.tensor_file import open_file
 from zerotrain.cache.layout import (
     INDEX,
     WHOLE,
@@ -96,7 +97,7 @@ class StoredShards:
         for path in sorted(folder.glob(f"{ORPHANS}/*/*.safetensors")):
             try:
                 shard = self._opened(path, path.stem)
-            except (OSError, SafetensorError):
+            except (OSError, DocumentError):
                 _report_damaged_orphan(path)
                 continue
             self._orphans |= dict.fromkeys(shard.names, shard)
@@ -129,7 +130,7 @@ class StoredShards:
         self._index(self._shards[-1])
 
     def _opened(self, path: Path, sha256: str) -> StoredShard:
-        self._open[path] = safe_open(path, framework="pt")
+        self._open[path] = open_file(path)
         by_key: dict[str, list[str]] = {}
         for name in self._open[path].keys():  # noqa: SIM118
             by_key.setdefault(key_of(name), []).append(name)

@@ -5,7 +5,6 @@ Keys and defaults of a method are those of its configuration class, as config/pe
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from zerotrain.artifact.documents import read_json
 from zerotrain.config.suggestions import did_you_mean
 from zerotrain.errors import PipelineError
 
@@ -132,7 +132,7 @@ REFUSED: Mapping[str, str] = {
 @cache
 def keys() -> dict[str, dict[str, Any]]:
     """Read the keys of each method with their defaults."""
-    found: dict[str, dict[str, Any]] = json.loads(KEYS.read_text(encoding="utf-8"))
+    found: dict[str, dict[str, Any]] = read_json(KEYS)
     return found
 
 

@@ -6,6 +6,7 @@ comments would survive, but not the columns of a table nor the user's line ends.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 from collections.abc import Mapping, Sequence
@@ -14,16 +15,18 @@ from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import Any
 
-import yaml
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
+from zerotrain.artifact.documents import DocumentError, parse_yaml
 from zerotrain.config.read import ZERO_KEYS
 from zerotrain.config.scalar import scalar
 from zerotrain.errors import PipelineError
 
 Values = Mapping[str, Any]
+TEXT = "the configuration"
+"""What messages call a text that is parsed to see what it means."""
 ALONE = (
     "offload_path", "offload_optimizer", "offload_param", "device_memory", "host_memory",
     "zero3_init",
@@ -65,7 +68,7 @@ def split_phase(text: str, split: Split) -> str:
     """
     try:
         new = _split_text(text, split)
-        same = YAML(typ="safe").load(new) == split_values(YAML(typ="safe").load(text), split)
+        same = parse_yaml(new, TEXT) == split_values(parse_yaml(text, TEXT), split)
     except (LookupError, StopIteration, ValueError, YAMLError):
         same = False
     if not same:
@@ -95,8 +98,7 @@ def undo_split(former: str, text: str, now: str, split: Split) -> str | None:
     if undone is None:
         return None
     try:
-        means = YAML(typ="safe").load(now)
-        same = split_values(YAML(typ="safe").load(undone), split) == means
+        same = split_values(parse_yaml(undone, TEXT), split) == parse_yaml(now, TEXT)
     except (LookupError, StopIteration, TypeError, ValueError, YAMLError):
         return None
     return undone if same else None
@@ -273,9 +275,10 @@ def write_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(write_value, value))}]"
     text = str(value)
-    readers = (yaml.safe_load, YAML(typ="safe").load)
-    if re.fullmatch(r"[\w./-]+", text) and all(read(text) == value for read in readers):
-        return text
+    if re.fullmatch(r"[\w./-]+", text):
+        with contextlib.suppress(DocumentError):
+            if parse_yaml(text, TEXT) == value == parse_yaml(text, TEXT, version="1.1"):
+                return text
     return scalar(value)
 
 

@@ -7,48 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from zerotrain.artifact.documents import DocumentError, compose_yaml
 
 Location = Sequence[str | int]
 """Keys and places in lists, from the top: ("phases", 0, "launch")."""
-
-SYNTAX = {
-    "found a tab character": "a tab is in the indentation: indent with spaces",
-    "found unhashable key": "a list or a mapping is no key: put the text in quotes",
-    "while scanning for the next token": "no value begins with this character: put the text in "
-    "quotes, and indent with spaces instead of tabs",
-    "mapping values are not allowed": "a second `: ` in one line, or more indentation than the "
-    "line above allows: put a text that holds `: ` in quotes",
-    "could not find expected ':'": "a key without `:` in this line or the one above",
-    "found unexpected end of stream": "a quote is opened and not closed",
-    "expected ',' or ']'": "a list is opened with [ and not closed, or an entry has no comma",
-    "expected ',' or '}'": "a mapping is opened with { and not closed, or an entry has no comma",
-    "did not find expected '-'": "a list ends here and a key follows with the same indentation",
-    "did not find expected key": "the indentation is not that of the lines above",
-    "found undefined alias": "a value that begins with * is YAML's alias: put the text in quotes",
-    "found unknown escape character": 'a \\ in "double quotes" begins an escape: use single quotes',
-}
-"""Our words for what YAML's readers say, by a part of theirs; the first that fits is taken."""
-DOUBLED = re.compile(r'found duplicate key "([^"]*)"')
-
-
-def describe_syntax_error(error: Exception) -> str:
-    """Return line, column and cause of a text that is no YAML, as a part of a sentence."""
-    if isinstance(error, UnicodeDecodeError):
-        return f"not valid YAML: byte {error.start + 1} is not UTF-8: save the file as UTF-8"
-    if not isinstance(error, MarkedYAMLError):  # as a date that does not exist
-        return f"not valid YAML: {' '.join(str(error).split())}"
-    message = f"{error.context or ''} {error.problem or ''}"
-    mark = error.problem_mark or error.context_mark
-    at = "not valid YAML: "
-    if mark:
-        at += f"line {mark.line + 1}, column {mark.column + 1}: "
-    if doubled := DOUBLED.search(message):
-        return f"{at}the key {doubled[1]} stands twice: remove one of them"
-    cause = next((ours for theirs, ours in SYNTAX.items() if theirs in message), message.strip())
-    return f"{at}{cause}"
-
 
 WORD = r"[a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*"
 """A key in a sentence."""
@@ -61,8 +23,8 @@ class KeyLines:
         self._lines: dict[tuple[str | int, ...], int] = {}
         self._phases: dict[str, tuple[str | int, ...]] = {}
         """The place of each phase, by its name."""
-        with contextlib.suppress(YAMLError, ValueError):
-            self._read(YAML(typ="rt").compose(text), ())
+        with contextlib.suppress(DocumentError):
+            self._read(compose_yaml(text, "the file"), ())
 
     def at(self, location: Location) -> int | None:
         """Return the line of a key, or of the section that it is missing in.
@@ -98,7 +60,7 @@ class KeyLines:
         return next((self._lines[c] for c in _spellings(location) if c in self._lines), None)
 
     def _read(self, node: Any, location: tuple[str | int, ...]) -> None:
-        """Note the line of everything in a node of ruamel's tree."""
+        """Note the line of everything in a node of the parser's tree."""
         if node is None or not isinstance(node.value, list):
             return
         for place, child in enumerate(node.value):

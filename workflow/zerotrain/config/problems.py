@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -15,13 +16,15 @@ from pydantic import BaseModel
 from zerotrain.config.lines import KeyLines, Location
 from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
-from zerotrain.config.suggestions import did_you_mean
+from zerotrain.config.suggestions import did_you_mean, join_first
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 
 PHASE_KEYS = ("name", "until", "launch", "allow", "validation")
 """The keys of a phase that are not training values."""
 TOP = "the run"
+MOST_PROBLEMS = 20
+"""Of a file that are explained: more are not read at once."""
 KINDS = {
     "model_type": "must be keys with values",
     "model_attributes_type": "must be keys with values",
@@ -111,8 +114,15 @@ def join_problems(source: str, problems: Sequence[Problem], text: str | None) ->
 
 
 def explain_errors(details: Sequence[Any]) -> list[Problem]:
-    """Turn pydantic's errors into problems, each named once."""
-    return [problem for detail in _once(details) for problem in _explain(detail)]
+    """Turn pydantic's errors into problems, each named once; of more than MOST_PROBLEMS the first.
+
+    Near names are looked up for each unknown key, which takes seconds for thousands of them.
+    """
+    own = _once(details)
+    found = [problem for detail in own[:MOST_PROBLEMS] for problem in _explain(detail)]
+    if len(own) > MOST_PROBLEMS:
+        found.insert(0, Problem(f"{len(own):,} problems, such as these:", "correct these first"))
+    return found
 
 
 def _once(details: Sequence[Any]) -> list[Any]:
@@ -176,9 +186,11 @@ def explain_unknown_key(location: tuple[Any, ...]) -> str:
         there = f"to `{homes[0]}:`" if homes[0] != TOP else "to the left edge of the file"
         move = "move it there" if others else f"move it {there}"
         return f"{name} is a key of {of}: {move}"
-    return did_you_mean(name, here) or f"known keys here: {', '.join(here)}"
+    some = f"known keys here: {join_first(here, 12)}; docs/configuration.md lists all"
+    return did_you_mean(name, here) or some
 
 
+@cache
 def section_keys() -> Mapping[str, frozenset[str]]:
     """Return the keys of each section of a file, by the section's path; TOP for the file itself."""
     found = {TOP: frozenset(RunConfig.model_fields), "phases": frozenset(PHASE_KEYS)}

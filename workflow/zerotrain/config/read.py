@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from ruamel.yaml.error import YAMLError
 
-from zerotrain.artifact.yaml_text import load_yaml
+from zerotrain.artifact.documents import MissingFileError, read_text, read_yaml
 from zerotrain.config.launch_file import read_launch_file
-from zerotrain.config.lines import describe_syntax_error
 from zerotrain.config.problems import PHASE_KEYS, InvalidConfigError, explain_errors
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
@@ -28,6 +26,9 @@ ZERO_KEYS = (
 SECTIONS = ("data", "cache", "lora", "train", "launch", "export", "evaluate")
 """The keys of a configuration that hold keys."""
 
+MOST_BYTES = 2**20
+"""Size of a configuration: a sweep of hundreds of runs has a file for each."""
+HINT = "correct that place of the file; an editor that knows YAML shows it"
 LAUNCH_FILES = (".yaml", ".yml", ".json")
 """Ends of a `launch:` that is accelerate's or DeepSpeed's file instead of a preset."""
 
@@ -54,8 +55,8 @@ def load_config(path: Path) -> Any:
         PipelineError: the file is missing or no YAML.
     """
     try:
-        return load_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+        return read_yaml(path, most=MOST_BYTES, follow_links=True, hint=HINT)
+    except MissingFileError as error:
         raise PipelineError(
             f"{path}: no such configuration file",
             hint="name one with CONFIG=FILE or --configfile, or write one with `zerotrain new`",
@@ -64,11 +65,6 @@ def load_config(path: Path) -> Any:
         raise PipelineError(
             f"{path}: cannot be read: {error.strerror}",
             hint="name a configuration file with CONFIG=FILE or --configfile",
-        ) from error
-    except (YAMLError, ValueError) as error:  # an impossible date, or bytes that are not text
-        raise PipelineError(
-            f"{path}: {describe_syntax_error(error)}",
-            hint="correct that place of the file; an editor that knows YAML shows it",
         ) from error
 
 
@@ -92,7 +88,7 @@ def parse_config(raw: Any, source: str, file: Path | None = None) -> RunConfig:
     try:
         return RunConfig.model_validate(expand_phases(raw))
     except ValidationError as error:
-        text = file.read_text(encoding="utf-8") if file else None
+        text = read_text(file, follow_links=True) if file else None
         raise InvalidConfigError(source, explain_errors(error.errors()), raw, text) from error
 
 

@@ -8,10 +8,12 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from zerotrain.artifact.documents import read_bytes
 from zerotrain.artifact.leftovers import recover_interrupted_publish, temporary_path
 from zerotrain.artifact.whole_file import exchange
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import writing
+from zerotrain.machine.regular_file import open_new, open_to_change
 
 NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 """What a kernel or a file system says that cannot exchange two names, as NFS cannot."""
@@ -39,17 +41,17 @@ def replace_file(file: Path, expected: bytes, new: bytes) -> bool:
     with writing(file):
         try:
             _write(draft, new, target)
-            if target.read_bytes() != expected:
+            if read_bytes(target) != expected:
                 return False
             if not _exchange(draft, target):
                 draft.replace(target)
                 return True
-            replaced, ours = draft.read_bytes(), new
+            replaced, ours = read_bytes(draft), new
             if replaced == expected:
                 return True
             while True:  # put it back; what was saved in between is newer, and stays
                 _exchange(draft, target)
-                found = draft.read_bytes()
+                found = read_bytes(draft)
                 if found == ours:
                     break
                 ours, replaced = replaced, found
@@ -73,8 +75,8 @@ def check_replaceable(file: Path) -> None:
                 f"{file}: is mounted by itself, and cannot be replaced",
                 hint="mount its folder instead, and run the same command again",
             )
-        with target.open("r+b") as stream:  # refused for an immutable file, whose folder is not
-            content = stream.read()
+        open_to_change(target).close()  # refused for an immutable file, whose folder is not
+        content = read_bytes(target)
         try:
             _write(draft, content + bytes(4096), target)
         finally:
@@ -91,7 +93,7 @@ def _is_mounted(target: Path) -> bool:
 
 
 def _write(draft: Path, content: bytes, target: Path) -> None:
-    with draft.open("wb") as stream:
+    with open_new(draft) as stream:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())

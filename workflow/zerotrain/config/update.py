@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from zerotrain.artifact.documents import parse_yaml
 from zerotrain.config.edit import dash_column, find_end, find_spans, key_column, write_value
 from zerotrain.errors import PipelineError
 
@@ -33,7 +34,7 @@ def update_text(text: str, values: dict[str, Any], source: str) -> str:
         PipelineError: the text holds no keys, or is written in a way that only a person can edit.
     """
     try:
-        former = YAML(typ="safe").load(text)
+        former = parse_yaml(text, source)
         root = YAML().compose(text)
     except (YAMLError, ValueError) as error:
         raise _by_hand(source) from error
@@ -42,7 +43,7 @@ def update_text(text: str, values: dict[str, Any], source: str) -> str:
     for write in (_cut, _round_trip):
         try:
             new = write(text, root, former, values)
-            if same_values(YAML(typ="safe").load(new), values):
+            if same_values(parse_yaml(new, source), values):
                 return new
         except (LookupError, StopIteration, TypeError, ValueError, YAMLError):
             continue

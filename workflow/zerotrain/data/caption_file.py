@@ -11,6 +11,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from zerotrain.artifact.documents import DocumentError, read_bytes
 from zerotrain.data.source import Found
 
 MOST_BYTES = 2**24
@@ -30,10 +31,13 @@ def read_caption_file(path: Path) -> str:
         BadCaptionError: it is not UTF-8, holds a NUL, is empty, or has more than MOST_BYTES.
         OSError: it cannot be read.
     """
-    size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise BadCaptionError(f"has {size:,} bytes; captions are read up to {MOST_BYTES:,}")
-    content = path.read_bytes()
+    try:
+        content = read_bytes(path, most=MOST_BYTES, follow_links=True)
+    except DocumentError as error:
+        size = path.stat().st_size
+        raise BadCaptionError(
+            f"has {size:,} bytes; captions are read up to {MOST_BYTES:,}"
+        ) from error
     if content.startswith(UTF_16):
         raise BadCaptionError("is UTF-16; save it as UTF-8")
     try:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerotrain.artifact.documents import DocumentError, read_bytes
 from zerotrain.data.listing import check_usable_path
-from zerotrain.data.source import BadImageError
+from zerotrain.data.source import MOST_IMAGE_BYTES, BadImageError
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ def read_conditioning_images(files: Sequence[str | Path], key: str) -> list[Imag
     found = []
     for file in files:
         try:
-            content = Path(file).expanduser().read_bytes()
+            content = read_bytes(Path(file).expanduser(), most=MOST_IMAGE_BYTES, follow_links=True)
             found.append(decode(content))
             check_opaque(content)
-        except (OSError, BadImageError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
+        except (OSError, DocumentError, BadImageError) as error:
+            why = getattr(error, "strerror", None) or getattr(error, "why", error)
             raise PipelineError(
                 f"{key}: {file}: {why}", hint="give image files (.png, .jpg, .webp, ...)"
             ) from error

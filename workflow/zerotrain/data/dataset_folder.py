@@ -22,12 +22,14 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, Artifact
 from zerotrain.artifact.columns import Columns, read_columns
+from zerotrain.artifact.documents import read_json_lines
 from zerotrain.artifact.manifest import DATASET, IDENTITY
 from zerotrain.artifact.rebuilding import rebuild_hint
 from zerotrain.artifact.whole_file import sync
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import check_no_file, writing
 from zerotrain.machine.liveness import open_lock
+from zerotrain.machine.regular_file import write_text
 
 SAMPLES = "samples/samples.arrow"
 BAD = "samples/bad.jsonl"
@@ -125,9 +127,7 @@ def _publish(
         known[SAMPLES] = artifact.file_sha256(new)
     if bad:
         with artifact.replacing(folder / BAD) as new:
-            new.write_text(
-                "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in bad), encoding="utf-8"
-            )
+            write_text(new, "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in bad))
             known[BAD] = artifact.file_sha256(new)
     else:
         (folder / BAD).unlink(missing_ok=True)
@@ -228,10 +228,4 @@ def read_bad(found: Artifact) -> list[Bad]:
         return list(found.content.get("bad", ()))
     if BAD not in found.files:
         return []
-    path = found.path(BAD)
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-    except (OSError, ValueError) as error:
-        raise PipelineError(
-            f"{path}: {error}", hint=rebuild_hint(found.folder, found.kind, found.parents)
-        ) from error
+    return [*read_json_lines(found.path(BAD))]

@@ -25,15 +25,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotrain.artifact import digest, file_sha256, is_published, replacing, write_whole
+from zerotrain.artifact.documents import DocumentError, parse_json, read_bytes, read_text
 from zerotrain.data.open import source_files, source_roots
 from zerotrain.data.source import MOST_IMAGE_BYTES
 from zerotrain.machine.ordered_pool import in_order
+from zerotrain.machine.regular_file import write_bytes
 
 if TYPE_CHECKING:
     from zerotrain.config.data import DataConfig
 
 FOLDER, DIGEST, LISTING = ".files", "digest.json", "listing"
 FORMAT = 1
+MOST_LISTING = 2**32
+"""Bytes of the listing; each file takes some hundred."""
 THREADS = 8
 """Threads that hash files which moved."""
 AT_A_TIME = 256
@@ -176,9 +180,9 @@ class DatasetFiles:
     def _listing(self) -> tuple[dict[str, str], bytes, bytes]:
         """Read the listing: its head, the walk as bytes, and the sha256 of files as bytes."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            content = (self._folder / FOLDER / LISTING).read_bytes()
-            line, _, rest = content.partition(b"\n")
-            head = json.loads(line)
+            path = self._folder / FOLDER / LISTING
+            line, _, rest = read_bytes(path, most=MOST_LISTING).partition(b"\n")
+            head = parse_json(line, path)
             if head["format"] == FORMAT:
                 return head, rest[: head["walked"]], rest[head["walked"] :]
         return {}, b"", b""
@@ -198,12 +202,12 @@ class DatasetFiles:
         head = {"format": FORMAT, "walked": size, "digest": whole, "data": self._values}
         with replacing(self._folder / FOLDER / LISTING) as new:
             start = json.dumps(head).encode() + b"\n"
-            new.write_bytes(start + self._walked + hashed.encode(errors="surrogateescape"))
+            write_bytes(new, start + self._walked + hashed.encode(errors="surrogateescape"))
 
     def _write_digest(self, found: str) -> None:
         text = json.dumps({"files": found}) + "\n"
-        with suppress(OSError):
-            if self.digest_file.read_text(encoding="utf-8") == text:
+        with suppress(OSError, DocumentError):
+            if read_text(self.digest_file) == text:
                 return
         write_whole(self.digest_file, text)
 

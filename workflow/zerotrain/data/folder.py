@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerotrain.artifact.documents import DocumentError, read_bytes
 from zerotrain.config.image_options import WHITE
 from zerotrain.data import metadata
 from zerotrain.data.caption_file import (
@@ -93,10 +94,11 @@ class FolderSource(Source):
             OSError: it is unreadable.
         """
         path = self.root / file
-        size = path.stat().st_size
-        if size > MOST_IMAGE_BYTES:
-            raise BadImageError(f"has {size:,} bytes; images are read up to {MOST_IMAGE_BYTES:,}")
-        return path.read_bytes()
+        try:
+            return read_bytes(path, most=MOST_IMAGE_BYTES, follow_links=True)
+        except DocumentError as error:
+            why = f"has {path.stat().st_size:,} bytes; images are read up to {MOST_IMAGE_BYTES:,}"
+            raise BadImageError(why) from error
 
     def decode(self, data: bytes, background: str | None = None) -> Image:
         """Decode an image to upright RGB."""

@@ -7,7 +7,6 @@ relative to the image folder.
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
 import re
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact.documents import DocumentError, parse_json
 from zerotrain.data.source import Found
 from zerotrain.data.table import (
     csv_rows,
@@ -132,9 +132,9 @@ def _named_files(cell: Any) -> list[str]:
     text = cell.strip() if isinstance(cell, str) else None
     if text and text.startswith("[") and text.endswith("]"):
         try:
-            cell = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"is not a JSON list ({error})") from error
+            cell = parse_json(text, "the cell")
+        except DocumentError as error:
+            raise ValueError(f"is not a JSON list ({error.why})") from error
     elif text is not None:
         cell = [text] if text else []
     if cell is None:

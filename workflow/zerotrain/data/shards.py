@@ -5,7 +5,6 @@ On disk both are read in place: an image by its row, or by its offset in the tar
 
 from __future__ import annotations
 
-import json
 import os
 import tarfile
 from abc import abstractmethod
@@ -15,13 +14,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from zerotrain.artifact.documents import parse_json, read_bytes
 from zerotrain.config.data import DataConfig
 from zerotrain.config.image_options import WHITE
 from zerotrain.data.caption_file import MOST_BYTES
 from zerotrain.data.listing import EXTENSIONS, check_usable_path, root_of
-from zerotrain.data.source import Found, Source
-from zerotrain.data.table import printable
+from zerotrain.data.source import MOST_IMAGE_BYTES, Found, Source
+from zerotrain.data.table import check_parquet, printable
 from zerotrain.errors import PipelineError
+from zerotrain.machine.regular_file import open_to_read
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -107,7 +108,8 @@ class HuggingFaceSource(Shards):
             return bytes(found["bytes"])
         if self._hub is None or not isinstance(found, dict) or not found.get("path"):
             raise FileNotFoundError(ENOENT, "the dataset has the path of the image only", file)
-        return _downloaded(Path(found["path"])).read_bytes()
+        path = _downloaded(Path(found["path"]))
+        return read_bytes(path, most=MOST_IMAGE_BYTES, follow_links=True)
 
     @cached_property
     def _images(self) -> Any:
@@ -144,10 +146,13 @@ class HuggingFaceSource(Shards):
     def _on_disk(self) -> Any:
         import datasets
 
-        files = [str(path) for path in sorted(self.root.rglob("*.parquet"))]
+        files = sorted(self.root.rglob("*.parquet"))
+        for file in files:
+            check_parquet(file)
         try:
             if files:
-                found = datasets.load_dataset("parquet", data_files=files, split="train")
+                names = [str(file) for file in files]
+                found = datasets.load_dataset("parquet", data_files=names, split="train")
             else:
                 found = datasets.load_from_disk(str(self.root))
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
@@ -236,9 +241,9 @@ class WebDatasetSource(Shards):
             text = _read(member).decode("utf-8-sig")
             if file.endswith(".txt"):
                 return _captioned(image, text.strip(), file)
-            found = json.loads(text)
+            found = parse_json(text, file, cells=True)
         except ValueError as error:
-            return Found(image, reason=f"caption {file}: {error}")
+            return Found(image, reason=f"caption {file}: {getattr(error, 'why', error)}")
         named = found if isinstance(found, dict) else {}
         asked = (self.data.caption_column,) if self.data.caption_column else CAPTIONS
         column = next((name for name in asked if name in named), None)
@@ -256,11 +261,15 @@ class WebDatasetSource(Shards):
         for shard in sorted(self.root.rglob("*.tar")):
             start = shard.relative_to(self.root).with_suffix("").as_posix()
             try:
-                with tarfile.open(shard, "r:") as opened:
+                with (
+                    open_to_read(shard, follow_links=True) as stream,
+                    tarfile.open(fileobj=stream, mode="r:") as opened,
+                ):
                     members = opened.getmembers()
             except (OSError, tarfile.TarError) as error:
                 raise PipelineError(
-                    f"data.images: {shard}: {error}", hint="write an uncompressed .tar"
+                    f"data.images: {shard}: {getattr(error, 'strerror', None) or error}",
+                    hint="write an uncompressed .tar",
                 ) from error
             for member in members:
                 if member.isdir():
@@ -294,7 +303,7 @@ def _stem(file: str) -> str:
 
 
 def _read(member: _Member) -> bytes:
-    with member.shard.open("rb") as stream:
+    with open_to_read(member.shard, follow_links=True) as stream:
         stream.seek(member.offset)
         found = stream.read(member.size)
     if len(found) < member.size:

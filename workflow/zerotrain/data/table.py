@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,10 +11,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact.documents import FileError, check_object, parse_json, read_bytes
 from zerotrain.errors import PipelineError
+from zerotrain.machine.regular_file import open_to_read
 
 MOST_LINE_BYTES = 2**24
 """Length of the longest line and cell, as of a caption file: more than any text encoder reads."""
+MOST_TABLE_BYTES = 2**31
+"""Size of a .json table, which is read as a whole."""
+MOST_EXPANDED, MOST_EXPANSION = 2**28, 100
+"""How many bytes a Parquet file holds at most, or how many times its size if it is larger."""
+BATCH_ROWS = 1024
+"""Rows of a Parquet file that are in memory at a time."""
 
 
 def printable(text: str) -> str:
@@ -67,19 +74,8 @@ def jsonl_rows(path: Path, example: str) -> Iterator[tuple[int, dict[Any, Any]]]
     for line, text in enumerate(_lines(path), 1):
         if not text.strip():
             continue
-        try:
-            row = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise PipelineError(
-                f"{path}, line {line}: not valid JSON ({error})",
-                hint=f"each line is one object, as {example}",
-            ) from error
-        if not isinstance(row, dict):
-            raise PipelineError(
-                f"{path}, line {line}: holds {type(row).__name__}, not an object",
-                hint=f"each line is one object, as {example}",
-            )
-        yield line, row
+        where, hint = f"{path}, line {line}", f"each line is one object, as {example}"
+        yield line, check_object(parse_json(text, where, hint=hint, cells=True), where, hint=hint)
 
 
 def json_rows(path: Path, example: str) -> Iterator[tuple[int, dict[Any, Any]]]:
@@ -92,13 +88,8 @@ def json_rows(path: Path, example: str) -> Iterator[tuple[int, dict[Any, Any]]]:
     Raises:
         PipelineError: the file cannot be read as UTF-8, or is not a list of objects.
     """
-    try:
-        found = json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
-        raise PipelineError(
-            f"{path}: not valid JSON ({error})",
-            hint="one object a line is JSONL: call such a file .jsonl",
-        ) from error
+    hint = "one object a line is JSONL: call such a file .jsonl"
+    found = parse_json(_text(path), path, hint=hint, cells=True)
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
         raise PipelineError(
             f"{path}: not a list of objects", hint=f"write a list whose items look like {example}"
@@ -110,22 +101,78 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
     """Yield the number, from 1, and the cells by column of each row.
 
     Raises:
-        PipelineError: the file cannot be read as Parquet.
+        PipelineError: the file cannot be read as Parquet, or expands to what no such file holds.
     """
     import pyarrow
     import pyarrow.parquet
 
-    number = 0
+    check_parquet(path)
+    number, left = 0, _room(path)
     try:
-        with pyarrow.parquet.ParquetFile(path) as table:
-            for batch in table.iter_batches():
+        texts = [
+            field.name
+            for field in pyarrow.parquet.read_schema(path)
+            if pyarrow.types.is_string(field.type) or pyarrow.types.is_binary(field.type)
+        ]
+        # A text that is repeated a million times is a few bytes of the file, and here one text.
+        with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as table:
+            for batch in table.iter_batches(BATCH_ROWS):
+                left -= sum(map(_expanded, batch.columns))
+                if left < 0:
+                    raise _bomb(path)
                 for row in batch.to_pylist():
                     number += 1
                     yield number, row
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise PipelineError(
-            f"{path}: not readable as Parquet ({error})", hint="write it again, or as .jsonl"
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def check_parquet(path: Path) -> None:
+    """Check that a Parquet file is one, and expands to what such a file can hold.
+
+    Raises:
+        PipelineError: it is not, or does not.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    open_to_read(path, follow_links=True).close()
+    try:
+        facts = pyarrow.parquet.read_metadata(path)
+        groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise _unreadable(path, error) from error
+    if sum(group.total_byte_size for group in groups) > _room(path):
+        raise _bomb(path)
+
+
+def _room(path: Path) -> int:
+    """Return how many bytes a Parquet file may hold."""
+    return max(MOST_EXPANDED, MOST_EXPANSION * path.stat().st_size)
+
+
+def _expanded(column: Any) -> int:
+    """Return the bytes of a column whose repeated texts are written out."""
+    import pyarrow
+    import pyarrow.compute
+
+    if not pyarrow.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    lengths = pyarrow.compute.binary_length(column.dictionary)
+    return int(pyarrow.compute.sum(lengths.take(column.indices)).as_py() or 0)
+
+
+def _bomb(path: Path) -> PipelineError:
+    return PipelineError(
+        f"{path}: its {path.stat().st_size:,} bytes expand to more than {_room(path):,}",
+        hint="such a table is damaged or made to harm; write it again, or as .jsonl",
+    )
+
+
+def _unreadable(path: Path, error: Exception) -> PipelineError:
+    return PipelineError(
+        f"{path}: not readable as Parquet ({error})", hint="write it again, or as .jsonl"
+    )
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -134,7 +181,7 @@ def _lines(path: Path) -> Iterator[str]:
     Raises:
         PipelineError: the file is unreadable or not UTF-8, or a line is too long.
     """
-    with _reading(path), path.open("rb") as stream:
+    with _reading(path), open_to_read(path, follow_links=True) as stream:
         start, encoding = 0, "utf-8-sig"
         for number in count(1):
             line = stream.readline(MOST_LINE_BYTES + 1)
@@ -151,7 +198,8 @@ def _lines(path: Path) -> Iterator[str]:
 
 def _text(path: Path) -> str:
     with _reading(path):
-        return _decoded(path.read_bytes(), path, "utf-8-sig")
+        content = read_bytes(path, most=MOST_TABLE_BYTES, follow_links=True)
+    return _decoded(content, path, "utf-8-sig")
 
 
 def _decoded(content: bytes, path: Path, encoding: str, start: int = 0) -> str:
@@ -170,6 +218,8 @@ def _decoded(content: bytes, path: Path, encoding: str, start: int = 0) -> str:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
+    except FileError:
+        raise
     except OSError as error:
         raise PipelineError(
             f"{path}: {os.strerror(error.errno or 0)}", hint="make it readable for you"

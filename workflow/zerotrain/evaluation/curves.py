@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
+
+from zerotrain.evaluation.history import Line, read_lines
+from zerotrain.machine.regular_file import open_new
 
 COLUMNS = ("phase", "step", "samples", "loss", "learning_rate", "grad_norm")
 COLOUR = "#1f4e8c"
@@ -19,22 +22,24 @@ SMOOTHING = 0.6
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl for steps, without validations."""
-    lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
-    return [line for line in lines if "loss" in line]
+    return [line for line in read_lines(path) if "loss" in line]
 
 
 def read_validations(path: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl for validations."""
-    lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
-    return [line for line in lines if VALIDATION[2] in line]
+    return [line for line in read_lines(path) if VALIDATION[2] in line]
 
 
 MEMORY = ("host_bytes", "device_bytes")
 
 
-def write_memory(log: list[dict[str, Any]], path: Path) -> None:
+def _writing(path: Path) -> TextIOWrapper:
+    return TextIOWrapper(open_new(path), encoding="utf-8", newline="")
+
+
+def write_memory(log: Sequence[Line], path: Path) -> None:
     """Write the memory that training used as CSV, for the lines of the log that have it."""
-    with path.open("w", encoding="utf-8", newline="") as stream:
+    with _writing(path) as stream:
         writer = csv.DictWriter(stream, ("phase", "step", *MEMORY), lineterminator="\n")
         writer.writeheader()
         for line in log:
@@ -42,9 +47,9 @@ def write_memory(log: list[dict[str, Any]], path: Path) -> None:
                 writer.writerow({key: line.get(key) for key in ("phase", "step", *MEMORY)})
 
 
-def write_validations(validations: list[dict[str, Any]], path: Path) -> None:
+def write_validations(validations: Sequence[Line], path: Path) -> None:
     """Write the losses of the validations as CSV."""
-    with path.open("w", encoding="utf-8", newline="") as stream:
+    with _writing(path) as stream:
         writer = csv.DictWriter(stream, VALIDATION, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(validations)
@@ -53,21 +58,21 @@ def write_validations(validations: list[dict[str, Any]], path: Path) -> None:
 def write_metrics(phase: str, metrics: Mapping[str, float | None], path: Path) -> None:
     """Write what was measured of a phase as a row of CSV, without what could not be measured."""
     row = {"phase": phase, **{key: one for key, one in metrics.items() if one is not None}}
-    with path.open("w", encoding="utf-8", newline="") as stream:
+    with _writing(path) as stream:
         writer = csv.DictWriter(stream, row, lineterminator="\n")
         writer.writeheader()
         writer.writerow(row)
 
 
-def write_csv(log: list[dict[str, Any]], path: Path) -> None:
+def write_csv(log: Sequence[Line], path: Path) -> None:
     """Write the log as CSV without times, so that equal trainings give equal files."""
-    with path.open("w", encoding="utf-8", newline="") as stream:
+    with _writing(path) as stream:
         writer = csv.DictWriter(stream, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(log)
 
 
-def draw_curve(log: list[dict[str, Any]], path: Path) -> None:
+def draw_curve(log: Sequence[Line], path: Path) -> None:
     """Plot loss over steps, with its running mean and a line at the start of each later phase."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -89,7 +94,7 @@ def draw_curve(log: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, metadata={"Software": None})
 
 
-def draw_learning_rate(log: list[dict[str, Any]], path: Path) -> None:
+def draw_learning_rate(log: Sequence[Line], path: Path) -> None:
     """Plot the learning rate over the steps, with a line for each phase.
 
     Adam's first beta is plotted below, if a schedule changed it.
@@ -131,7 +136,7 @@ def format_learning_rate(number: float) -> str:
     return f"{float(mantissa):g}e{int(exponent)}"
 
 
-def mark_phases(panels: Sequence[Any], log: list[dict[str, Any]]) -> None:
+def mark_phases(panels: Sequence[Any], log: Sequence[Line]) -> None:
     """Name each phase above the first panel, and draw a line in all panels where one starts."""
     top = panels[0].get_ylim()[1]
     for phase, first, last in phase_spans(log):
@@ -151,7 +156,7 @@ def running_mean(values: list[float]) -> list[float]:
     return means
 
 
-def phase_spans(log: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
+def phase_spans(log: Sequence[Line]) -> list[tuple[str, int, int]]:
     """Return the name of each phase, with the step before its first one and its last step."""
     spans: list[tuple[str, int, int]] = []
     for line in log:

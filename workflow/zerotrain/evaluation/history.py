@@ -6,7 +6,6 @@ the run up to there. `training.reporting.log` writes it; docs/monitoring.md desc
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ from pathlib import Path
 from statistics import fmean, linear_regression, stdev
 from typing import Any, Literal, NamedTuple
 
-from zerotrain.artifact import RECORDS, is_published, read_manifest
+from zerotrain.artifact import RECORDS, documents, is_published, read_manifest
+from zerotrain.artifact.documents import check_object, check_type, parse_json
 from zerotrain.artifact.layout import PhaseFolder
-from zerotrain.errors import PipelineError
 from zerotrain.launch.files import read_run_yaml
+from zerotrain.state.position import Count
 
 LOG = "metrics.jsonl"
 JUMP_LINES = 10
@@ -43,6 +43,19 @@ manifest of a state."""
 
 Line = Mapping[str, Any]
 """A line of the log: "phase" and "step", and what was measured there."""
+
+
+@dataclass(frozen=True)
+class LoggedStep:
+    """What is computed with of a line."""
+
+    phase: str
+    step: Count
+    loss: float | None = None
+    """None if every update was skipped."""
+    skipped: int = 0
+
+
 Verdict = Literal["too few lines", "noise", "jump"]
 
 
@@ -215,28 +228,19 @@ def log_of(folder: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def read_lines(path: Path) -> Iterator[Line]:
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a log; a last line that is still being written is left out.
 
     Raises:
         PipelineError: a line is not an object with a phase and a step.
     """
-    text = path.read_text(encoding="utf-8", errors="replace")
-    whole, _, _ = text.rpartition("\n")
-    for number, written in enumerate(whole.splitlines(), start=1):
-        try:
-            line = json.loads(written)
-        except (ValueError, RecursionError):
-            line = None
-        if (
-            not isinstance(line, dict)
-            or not isinstance(line.get("phase"), str)
-            or type(line.get("step")) is not int
-        ):
-            raise PipelineError(
-                f"{path}: line {number} is {written!r:.60}, not an object with a phase and a step",
-                hint="the log is damaged; remove that line, or train the phase again",
-            )
+    hint = "the log is damaged; remove that line, or train the phase again"
+    for number, written in enumerate(documents.read_lines(path, hint=hint), start=1):
+        if not written.endswith(b"\n"):
+            return
+        where = f"{path}: line {number}"
+        line = check_object(parse_json(written, where, hint=hint), where, hint=hint)
+        check_type(line, LoggedStep, where, hint=hint)
         yield line
 
 

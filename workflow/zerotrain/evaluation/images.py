@@ -22,6 +22,7 @@ from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.judge import Judge
 from zerotrain.evaluation.results import Measured, spread
+from zerotrain.machine.regular_file import open_new
 from zerotrain.models.families import load_family
 from zerotrain.models.families.conditioning import check_sampling
 from zerotrain.state.open import PerLayerView
@@ -90,16 +91,16 @@ def measure_images(
     given = [[_square(image, resolution) for image in images] for images in conditioning or ()]
 
     def write(folder: Path) -> None:
-        draw_grid(prompts, rows, given or None).save(folder / "grid.png")
+        _save_png(draw_grid(prompts, rows, given or None), folder / "grid.png")
         for files, images in zip(_names(given), given, strict=True):
             for file, image in zip(files, images, strict=True):
                 (folder / file).parent.mkdir(exist_ok=True)
-                image.save(folder / file)
+                _save_png(image, folder / file)
         _save(rows, folder / "samples")
         for file, more in compared.items():
-            draw_grid(prompts, more, given or None).save(folder / file)
+            _save_png(draw_grid(prompts, more, given or None), folder / file)
         for size, more in others.items():
-            draw_grid(prompts, more).save(folder / f"grid-{size}.png")
+            _save_png(draw_grid(prompts, more), folder / f"grid-{size}.png")
             _save(more, folder / f"samples-{size}")
 
     metrics = {
@@ -109,11 +110,16 @@ def measure_images(
     return Measured(metrics, prompts, "grid.png", write, conditioning_images=_names(given))
 
 
+def _save_png(image: Image, path: Path) -> None:
+    with open_new(path) as stream:
+        image.save(stream, format="PNG")
+
+
 def _save(rows: list[list[Image]], folder: Path) -> None:
     folder.mkdir()
     for number, row in enumerate(rows):
         for column, image in enumerate(row):
-            image.save(folder / f"{number:02d}-{column:02d}.png")
+            _save_png(image, folder / f"{number:02d}-{column:02d}.png")
 
 
 def _prompts(

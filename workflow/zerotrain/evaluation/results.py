@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from zerotrain.artifact.documents import check_type, read_json_lines, read_object
+from zerotrain.machine.regular_file import write_text
+
 ANSWERS = "answers.jsonl"
 BASE, RAW = "base.png", "raw.png"
 """Grids of an evaluation next to its own: of the base model, and of the weights whose average is
@@ -56,14 +59,28 @@ class Answer:
 def write_answers(path: Path, answers: Sequence[Answer]) -> None:
     """Write one answer per line."""
     lines = [json.dumps(asdict(answer), ensure_ascii=False) for answer in answers]
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def read_answers(path: Path) -> list[Answer]:
-    """Return the answers that an evaluation wrote."""
-    return [
-        Answer(**json.loads(line)) for line in path.read_text(encoding="utf-8").split("\n") if line
-    ]
+    """Return the answers that an evaluation wrote.
+
+    Raises:
+        DocumentError: a line is no answer.
+    """
+    return [check_type(line, Answer, path) for line in read_json_lines(path)]
+
+
+def read_metrics(path: Path) -> dict[str, int | float | None]:
+    """Return what an evaluation measured of a phase.
+
+    Raises:
+        FileError: the file is missing, or is no file.
+        DocumentError: it is damaged.
+    """
+    hint = "remove it; `snakemake` evaluates the phase again"
+    found = read_object(path, hint=hint)
+    return check_type(found, dict[str, int | float | None], path, hint=hint)
 
 
 LABELS = {

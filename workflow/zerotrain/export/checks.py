@@ -12,6 +12,7 @@ from zerotrain.artifact.tensor_file import open_tensors, same_bits
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats.tensors import mismatch, report_load_errors
 from zerotrain.export.formats.weights import plain_name
+from zerotrain.models.adapter_config import PEFT_PREFIX
 from zerotrain.models.families.model_tensors import stored_tensors, without_memory
 from zerotrain.state.position import MASTER, Source
 
@@ -102,7 +103,7 @@ def check_peft(source: Source, weights: WeightsTarget, folder: Path) -> None:
     For a trained prompt, the file has the resulting embeddings, not the parameters.
     """
     from zerotrain.models.families import adapters
-    from zerotrain.models.families.lora import PEFT_ADAPTER, PEFT_PREFIX
+    from zerotrain.models.families.lora import PEFT_ADAPTER
 
     expected = {adapters.plain(name): name for name in source.shapes}
     with report_load_errors(weights.folder):

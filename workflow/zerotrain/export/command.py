@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 from zerotrain import artifact
-from zerotrain.artifact import MANIFEST
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.tensor_file import FLOAT_TYPES
 from zerotrain.config.adapters import PEFT_TYPE, check_format_supported
@@ -85,7 +83,7 @@ def _convert_folder(options: ExportOptions) -> None:
     """Convert a folder that an export wrote."""
     folder, output, dtype = options.checkpoint, options.output, options.dtype
     if not options.ema and (
-        json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("content", {}).get("ema")
+        artifact.read_manifest(folder, (*("weights", "exported"),)).content.get("ema")
     ):
         raise PipelineError(
             f"{folder}: exported weights, which hold the averaged weights alone",

@@ -19,6 +19,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.export.checks import CheckedSource, check_lora, check_peft, check_written
 from zerotrain.export.formats.loading_code import text_of_readme
 from zerotrain.export.target import WeightsTarget
+from zerotrain.machine.regular_file import write_text
 from zerotrain.models.base import README, check_inside, choose_files, in_part, is_model_file
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.open import AveragedWeights, PerLayerView
@@ -87,7 +88,7 @@ def export(
             resolution = trains.trains.get("resolution") if trains else None
             draft.content = weights.content(at.step, averaged, resolution)
             text = text_of_readme(draft.folder, draft.content, made)
-            (draft.folder / README).write_text(text, encoding="utf-8")
+            write_text(draft.folder / README, text)
         if state is not None:
             parents, others = lineage(origins)
             draft = drafts.enter_context(

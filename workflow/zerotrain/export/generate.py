@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from zerotrain.export.formats.opening import (
 )
 from zerotrain.export.options import GenerateOptions
 from zerotrain.machine.device import device_type
+from zerotrain.models.adapter_config import read_adapter_config
 from zerotrain.models.families import load_family
 from zerotrain.models.families.answering import answer
 from zerotrain.models.families.language import LanguageFamily
@@ -31,7 +31,7 @@ from zerotrain.models.families.lora import PEFT_ADAPTER, PEFT_CONFIG
 from zerotrain.models.families.model_family import CONFIG
 from zerotrain.models.families.model_tensors import stored_tensors
 from zerotrain.models.families.positions import longest_prompt
-from zerotrain.models.pretrained import from_pretrained
+from zerotrain.models.pretrained import check_adapter, from_pretrained, loading
 
 Opened = tuple[LanguageFamily, Any, Any]
 """Family, model and tokenizer."""
@@ -96,11 +96,10 @@ def open_language_model(path: Path, base: Path | None, device: str) -> Opened:
         return _open_folder(path, device)
     folder = path if path.is_dir() else path.parent
     if (folder / PEFT_CONFIG).is_file():
-        named = json.loads((folder / PEFT_CONFIG).read_text(encoding="utf-8")).get(
-            "base_model_name_or_path"
-        )
+        named = read_adapter_config(folder).get("base_model_name_or_path")
         family, model, tokenizer = _open_folder(_read_base(base, path, named), device)
-        with name_file_in_errors(folder / PEFT_ADAPTER):
+        check_adapter(model, folder)
+        with loading(str(folder)), name_file_in_errors(folder / PEFT_ADAPTER):
             model.load_adapter(str(folder))
         return family, model.eval(), tokenizer
     file = only_file(path, CONFIG)

@@ -5,7 +5,6 @@ https://huggingface.co/docs/hub/model-cards. All statements come from files.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from html import escape
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, StrictUndefined
 
 from zerotrain.artifact import Artifact
-from zerotrain.evaluation.results import LABELS, format_metric
+from zerotrain.evaluation.results import LABELS, format_metric, read_metrics
 from zerotrain.export.formats import OWN_FOLDER
 from zerotrain.export.formats.loading_code import (
     METHOD,
@@ -26,6 +25,7 @@ from zerotrain.export.formats.loading_code import (
 )
 from zerotrain.export.provenance import Origin
 from zerotrain.launch.explain import launch_facts
+from zerotrain.models.pretrained import read_config
 from zerotrain.state.ran_on import RanOn, as_markdown
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def model_card(
         ("sha256 of the weights' manifest", weights.identity),
     ]
     if origin.phase is not None:
-        metrics = _metrics(json.loads((origin.phase / "metrics.json").read_text(encoding="utf-8")))
+        metrics = _metrics({**read_metrics(origin.phase / "metrics.json")})
         launch = launch_facts(origin.phase / "launch" / "run.yaml")
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
@@ -144,9 +144,7 @@ def _method(weights: Artifact) -> str:
 
     for name in (METHOD, PEFT_CONFIG):
         if name in weights.files:
-            return str(
-                json.loads(weights.path(name).read_text(encoding="utf-8"))["peft_type"]
-            ).lower()
+            return str(read_config(weights.path(name)).get("peft_type")).lower()
     return "lora"
 
 

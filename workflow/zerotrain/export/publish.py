@@ -6,6 +6,7 @@ from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS, Artifact, replacing, write_whole
+from zerotrain.artifact.documents import read_text
 from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.results import ANSWERS, Answer, read_answers
@@ -47,7 +48,7 @@ def publish(options: PublishOptions) -> None:
         print(f"not uploaded, no file of a model: {join_first(others)}")
     files[CARD] = card / CARD
     # A grid that the card does not show may have been drawn with captions that are private.
-    if (card / GRID).exists() and GRID in files[CARD].read_text(encoding="utf-8"):
+    if (card / GRID).exists() and GRID in read_text(files[CARD]):
         files[GRID] = card / GRID
     width = max(len(name) for name in files)
     for name, path in files.items():

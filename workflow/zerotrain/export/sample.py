@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from zerotrain import artifact
 from zerotrain.artifact import replacing
+from zerotrain.artifact.documents import read_bytes
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.conditioning_file import read_conditioning_images
 from zerotrain.errors import PipelineError
 from zerotrain.export.options import SampleOptions
 from zerotrain.machine.disk_errors import check_writable
+from zerotrain.machine.regular_file import write_bytes
 from zerotrain.models.families.conditioning import check_sampling
 
 if TYPE_CHECKING:
@@ -91,11 +93,15 @@ def save_image(image: Image, file: Path, *, overwrite: bool = False) -> Path:
     for number in count(2):
         if overwrite or not name.exists():
             break
-        if name.is_file() and name.read_bytes() == content:
+        if (
+            name.is_file()
+            and name.stat().st_size == len(content)
+            and read_bytes(name, most=len(content), follow_links=True) == content
+        ):
             return name
         name = file.with_stem(f"{file.stem}-{number}")
     with replacing(name) as new:
-        new.write_bytes(content)
+        write_bytes(new, content)
     return name
 
 

@@ -50,6 +50,8 @@ FLAGS: Mapping[str, Mapping[str, Key]] = {
     "python": {},
 }
 HINT = "paste a whole command line: 'accelerate launch ... train.py ...', 'torchrun ...'"
+MOST_LETTERS = 128 * 1024
+"""Of a command, as Linux passes one argument (MAX_ARG_STRLEN)."""
 SEPARATORS = set(";|&\n")
 REDIRECTION = re.compile(r"(?<=\s)(?:\d|&)?>{1,2}\s*(&\d|[^\s;|&]+)")
 
@@ -75,6 +77,8 @@ def parse_commands(text: str) -> list[Command]:
     Raises:
         PipelineError: there is no such command, an unknown launcher flag, or no script.
     """
+    if len(text) > MOST_LETTERS:
+        raise PipelineError(f"--command: more than {MOST_LETTERS:,} letters", hint=HINT)
     joined = _with_variables(re.sub(r"\\\s+", " ", without_comments(text) + "\n"))
     logs = [file for file in REDIRECTION.findall(joined) if not file.startswith("&")]
     joined = REDIRECTION.sub(" ", joined)

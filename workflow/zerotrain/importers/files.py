@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml.error import YAMLError
-
-from zerotrain.artifact import yaml_text
+from zerotrain.artifact.documents import (
+    check_object,
+    parse_json,
+    parse_toml,
+    parse_yaml,
+    read_text,
+)
 from zerotrain.errors import PipelineError
 
+MOST_BYTES = 16 * 2**20
+"""Size of a file of another program."""
+MOST_ENTRIES = 200_000
+"""Of a folder that an import looks through."""
 _FOLDER: ContextVar[Path | None] = ContextVar("folder of the only readable files", default=None)
 
 
@@ -34,15 +41,32 @@ def reading_only(folder: Path) -> Iterator[None]:
 
 def may_look(folder: str) -> bool:
     """Return whether a folder that a file names exists and may be listed."""
-    return _FOLDER.get() is None and Path(folder).expanduser().is_dir()
+    path = Path(folder).expanduser()
+    return _FOLDER.get() is None and os.path.isdir(path) and _has_few_entries(path)
+
+
+def _has_few_entries(folder: Path) -> bool:
+    """Return whether a folder is one of images rather than a disk, which takes minutes to list."""
+    count = 0
+    for _, folders, files in os.walk(folder):
+        count += len(folders) + len(files)
+        if count > MOST_ENTRIES:
+            return False
+    return True
 
 
 def check_may_look(folder: str, key: str) -> None:
     """Check that a folder may be listed, for a key whose meaning depends on what is in it.
 
     Raises:
-        PipelineError: only dropped files may be read.
+        PipelineError: only dropped files may be read, or it has more than MOST_ENTRIES.
     """
+    path = Path(folder).expanduser()
+    if _FOLDER.get() is None and os.path.isdir(path) and not _has_few_entries(path):
+        raise PipelineError(
+            f"{key}: depends on all files of {folder}, and it has more than {MOST_ENTRIES:,}",
+            hint=f"name the folder of the images alone; or leave {key} out of the import",
+        )
     if _FOLDER.get() is not None:
         raise PipelineError(
             f"{key}: depends on the files of {folder}, and a dropped file opens no folder",
@@ -97,51 +121,43 @@ def load_yaml(path: Path) -> dict[str, Any]:
     """Load a YAML file of keys.
 
     Raises:
-        PipelineError: it is missing, or not YAML with keys.
+        FileError: it is missing, or no file.
+        DocumentError: it is not YAML with keys.
     """
-    hints = "indentation, quotes and doubled keys near that line", "`accelerate config` wrote"
-    return _load(path, "YAML", yaml_text.load_yaml, *hints)
+    hint = "name a file that `accelerate config` wrote; check indentation, quotes and doubled keys"
+    return check_object(_load(path, parse_yaml, hint), path, hint=hint)
 
 
 def load_json(path: Path) -> dict[str, Any]:
     """Load a JSON file of keys.
 
     Raises:
-        PipelineError: it is missing, not JSON, or has a duplicate key.
+        FileError: it is missing, or no file.
+        DocumentError: it is not JSON with keys, or has a key twice.
     """
-
-    def parse(text: str) -> Any:
-        return json.loads(text, object_pairs_hook=lambda pairs: _without_doubles(path, pairs))
-
-    return _load(path, "JSON", parse, "commas, quotes and brackets", "holds a configuration")
+    hint = "name a file that holds a configuration; check commas, quotes and brackets"
+    return check_object(_load(path, parse_json, hint), path, hint=hint)
 
 
-def _load(
-    path: Path, form: str, parse: Callable[[str], Any], syntax: str, wanted: str
-) -> dict[str, Any]:
-    """Load the keys of a file; `syntax` and `wanted` are hints."""
-    try:
-        found = parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PipelineError(
-            f"{path}: cannot be read: {error.strerror}", hint="name a file that is there"
-        ) from error
-    except (YAMLError, ValueError, RecursionError) as error:
-        raise PipelineError(
-            f"{path}: not valid {form}: {' '.join(str(error).split())}", hint=f"check {syntax}"
-        ) from error
-    if not isinstance(found, dict):
-        raise PipelineError(
-            f"{path}: holds {type(found).__name__}, not keys with values",
-            hint=f"name a file that {wanted}",
-        )
-    return found
+def load_toml(path: Path) -> dict[str, Any]:
+    """Load a TOML file.
+
+    Raises:
+        FileError: it is missing, or no file.
+        DocumentError: it is not TOML.
+    """
+    return check_object(_load(path, parse_toml, "check it there"), path)
 
 
-def _without_doubles(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise PipelineError(f"{path}: {twice} stands twice", hint="take one of them out")
-    return found
+def load_text(path: Path, hint: str = "name a file of text") -> str:
+    """Load a text file.
+
+    Raises:
+        FileError: it is missing, or no file.
+        DocumentError: it is too large, or not UTF-8.
+    """
+    return read_text(path, most=MOST_BYTES, follow_links=True, hint=hint)
+
+
+def _load(path: Path, parse: Callable[..., Any], hint: str) -> Any:
+    return parse(load_text(path, hint), path, hint=hint)

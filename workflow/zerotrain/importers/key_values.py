@@ -100,11 +100,6 @@ def asks_nothing(key: Key, value: Any) -> bool:
 
 def _typed(where: str, path: str, key: Key, value: Any) -> Any:
     """Convert the value to the key's type; command lines and YAML 1.1 leave numbers as text."""
-    if not _finite(value):
-        raise PipelineError(
-            f"{where}: {path}: holds a number without end (found {value!r})",
-            hint=f"give {path} a finite number, or take it out of the file",
-        )
     if key.type == "block" or (value == AUTO and key.type not in ("section", "list")):
         return value
     if key.type == "section" and isinstance(value, Mapping):
@@ -130,14 +125,6 @@ FLAGS = {
     **dict.fromkeys(("true", "yes", "1"), True),
     **dict.fromkeys(("false", "no", "0"), False),
 }
-
-
-def _finite(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(map(_finite, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_finite, value))
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _number(value: Any) -> float | int | None:

@@ -8,18 +8,16 @@ this before one of [general].
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerotrain.artifact.yaml_text import check_nesting
 from zerotrain.config.image_source import ImageSourceConfig
 from zerotrain.data.listing import list_images
 from zerotrain.errors import PipelineError
-from zerotrain.importers.files import check_may_look, load_json, may_look
+from zerotrain.importers.files import check_may_look, load_json, load_toml, may_look
 from zerotrain.importers.image_sources import put_resolutions, source_names, source_prefixes
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.key_values import read_keys
@@ -107,19 +105,6 @@ def _tables(section: dict[str, Any], name: str, where: str) -> list[dict[str, An
         f"{where}: {name}: must be keys with values (found {found!r})",
         hint="write it as docs/config_README-en.md of kohya's scripts has it",
     )
-
-
-def load_toml(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        check_nesting(text, str(path))
-        return tomllib.loads(text)
-    except OSError as error:
-        raise PipelineError(
-            f"{path}: cannot be read: {error.strerror}", hint="name a file that is there"
-        ) from error
-    except ValueError as error:
-        raise PipelineError(f"{path}: not valid TOML: {error}", hint="check it there") from error
 
 
 def _keys(section: Mapping[str, Any], where: str, result: ImportedConfig) -> dict[str, Any]:

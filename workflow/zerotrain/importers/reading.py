@@ -11,10 +11,10 @@ from zerotrain.errors import PipelineError
 from zerotrain.importers.accelerate import read_accelerate
 from zerotrain.importers.batch import Part
 from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed
-from zerotrain.importers.files import load_json, load_yaml
+from zerotrain.importers.files import load_json, load_toml, load_yaml
 from zerotrain.importers.imported_config import ImportedConfig, nest
 from zerotrain.importers.keys import SIMPLETUNER
-from zerotrain.importers.kohya_dataset import load_toml, read_kohya_dataset
+from zerotrain.importers.kohya_dataset import read_kohya_dataset
 from zerotrain.importers.precision import Choose
 from zerotrain.importers.program import ACCELERATE as ACCELERATE_PROGRAM
 from zerotrain.importers.program import RUN, Program, trainer

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from fractions import Fraction
 from typing import Any
 
+from zerotrain.artifact.documents import parse_json
 from zerotrain.config.lr_scheduler import ARGUMENTS, OWN_KEYS
 from zerotrain.config.suggestions import nearest
 from zerotrain.errors import PipelineError
@@ -271,7 +271,7 @@ def _flag_arguments(result: ImportedConfig, program: Program) -> None:
     if text is None:
         return
     try:
-        found = json.loads(text)
+        found = parse_json(text, flag)
     except ValueError:
         found = None
     if not isinstance(found, dict):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact.documents import check_object, parse_json
 from zerotrain.errors import PipelineError
 from zerotrain.importers.batch import Part
 from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed, read_plain
@@ -202,13 +202,8 @@ def _deepspeed(block: Any, path: Path | None, result: ImportedConfig) -> dict[st
     if isinstance(block, dict):
         return block
     if isinstance(block, str) and block.lstrip().startswith("{"):
-        try:
-            found = json.loads(block)
-        except ValueError as error:
-            raise PipelineError(
-                f"{path}: {BLOCK}: not valid JSON: {error}", hint="check quotes and commas"
-            ) from error
-        return dict(found)
+        source = f"{path}: {BLOCK}"
+        return check_object(parse_json(block, source, hint="check quotes and commas"), source)
     if isinstance(block, str):
         result.note("kept", BLOCK, block, "read below", "launch")
         return load_json(find_file(block, path))

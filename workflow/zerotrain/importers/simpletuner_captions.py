@@ -5,14 +5,14 @@ Source: documentation/DATALOADER.md and simpletuner/helpers/prompts.py of Simple
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact.documents import parse_json
 from zerotrain.errors import PipelineError
-from zerotrain.importers.files import find_file
+from zerotrain.importers.files import find_file, load_text
 from zerotrain.importers.imported_config import ImportedConfig
 
 STRATEGIES = ("textfile", "filename", "instanceprompt")
@@ -215,13 +215,8 @@ def filters_by_dataset(
 def _filters(given: Any, path: Path) -> list[str]:
     if isinstance(given, str):
         file = find_file(given, path)
-        try:
-            text = file.read_text(encoding="utf-8")
-            given = json.loads(text) if file.suffix == ".json" else text.splitlines()
-        except (OSError, ValueError) as error:
-            raise PipelineError(
-                f"{path}: {FILTER}: {file}: {error}", hint="a list, or a .txt file of lines"
-            ) from error
+        text = load_text(file, f"{FILTER} is a list, or a .txt file of lines")
+        given = parse_json(text, file) if file.suffix == ".json" else text.splitlines()
     if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
         raise PipelineError(f"{path}: {FILTER} is no list of texts", hint="a list, or a file")
     return [one for one in given if one.strip()]

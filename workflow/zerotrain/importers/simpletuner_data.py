@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact.documents import DocumentError, parse_json
 from zerotrain.data.shares import exact_share
 from zerotrain.errors import PipelineError
+from zerotrain.importers.files import load_text
 from zerotrain.importers.image_sources import put_resolutions, source_names, source_prefixes
 from zerotrain.importers.imported_config import ImportedConfig, Outcome
 from zerotrain.importers.key_values import read_keys
@@ -38,8 +39,8 @@ DROPPED = "smaller images are left out there; here they are enlarged, so take th
 def is_backends(path: Path) -> bool:
     """Return whether a file begins as a list of datasets does."""
     try:
-        return re.match(r"\s*\[\s*\{", path.read_text(encoding="utf-8")) is not None
-    except (OSError, ValueError):
+        return re.match(r"\s*\[\s*\{", load_text(path)) is not None
+    except (OSError, DocumentError):
         return False
 
 
@@ -49,12 +50,7 @@ def read_backends(path: Path, result: ImportedConfig) -> list[dict[str, Any]]:
     Raises:
         PipelineError: it is not a JSON list, or has no image dataset.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PipelineError(
-            f"{path}: cannot be read: {error}", hint="a list of datasets"
-        ) from error
+    found = parse_json(load_text(path), path, hint="name a file that holds a list of datasets")
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
         raise PipelineError(f"{path}: holds no list of datasets", hint="see DATALOADER.md")
     filters = filters_by_dataset(found, path)

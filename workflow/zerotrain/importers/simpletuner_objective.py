@@ -166,7 +166,7 @@ def put_token_routes(arguments: Mapping[str, Any], result: ImportedConfig) -> No
     if isinstance(given, str):  # a Python dictionary's text, as in command lines
         try:
             config = ast.literal_eval(given)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             config = None
     if not isinstance(config, Mapping):
         raise PipelineError(f"{NAME}: must be keys with values", hint='such as {"routes": [{...}]}')

@@ -22,11 +22,13 @@ from typing import Any, get_args, get_type_hints
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from zerotrain.artifact.documents import DocumentError, read_yaml
 from zerotrain.artifact.rebuilding import rebuild_hint
 from zerotrain.config.scalar import scalar
 from zerotrain.config.section import Section
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import OWNERS, SECTIONS, Derived, ResolvedPhase, nest_keys
+from zerotrain.machine.regular_file import write_text
 
 
 def accelerate_config(phase: ResolvedPhase, deepspeed_file: Path) -> dict[str, Any]:
@@ -62,16 +64,14 @@ def write_launch_files(phase: ResolvedPhase, into: Path, named: Path) -> None:
     """Write the files into the folder `into`; they will be read from the folder `named`."""
     accelerate = accelerate_config(phase, named / "deepspeed.json")
     text = yaml.dump(accelerate, Dumper=yaml.CSafeDumper, sort_keys=False)
-    (into / "accelerate.yaml").write_text(text, encoding="utf-8")
+    write_text(into / "accelerate.yaml", text)
     if phase.derived.engine == "deepspeed":
-        (into / "deepspeed.json").write_text(
-            json.dumps(phase.derived.deepspeed, indent=2) + "\n", encoding="utf-8"
-        )
+        write_text(into / "deepspeed.json", json.dumps(phase.derived.deepspeed, indent=2) + "\n")
     if phase.launch.machines > 1:
-        (into / SRUN).write_text(srun_script(phase), encoding="utf-8")
+        write_text(into / SRUN, srun_script(phase))
 
 
-DAMAGE = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+DAMAGE = (ValueError, TypeError, KeyError, AttributeError)
 """What reading raises where a value of another type is in some place."""
 
 
@@ -90,19 +90,18 @@ def write_run_yaml(phase: ResolvedPhase, path: Path) -> None:
         entry = f"{{value: {scalar(value)}, source: {source}{why}}}"
         lines.append(f"{'  ' * len(sections)}{scalar(key)}: {entry}")
         before = sections
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(path, "\n".join(lines) + "\n")
 
 
 def read_run_yaml(path: Path) -> ResolvedPhase:
     """Read a file of write_run_yaml.
 
     Raises:
+        FileError: it is missing, or no file.
         PipelineError: it is another file, or damaged.
-        OSError: it cannot be read.
     """
-    content = path.read_bytes()
     try:
-        entries = dict(_entries(_load(content.decode("utf-8"))))
+        entries = dict(_entries(read_yaml(path, version="1.1")))
         values = nest_keys({name: entry["value"] for name, entry in entries.items()})
         check_types(values)
         phase = ResolvedPhase.from_values(
@@ -111,19 +110,12 @@ def read_run_yaml(path: Path) -> ResolvedPhase:
         phase.values()  # no key is missing
         return phase
     except DAMAGE as error:
-        first = str(error).strip().partition("\n")[0]
+        why = error.why if isinstance(error, DocumentError) else str(error)
+        first = why.strip().partition("\n")[0]
         raise PipelineError(
             f"{path}: is damaged, or written by another version ({first or type(error).__name__})",
             hint=rebuild_hint(path.parent),
         ) from error
-
-
-def _load(text: str) -> Any:
-    """Parse a file without aliases, of which a short one can name a document of any size."""
-    loader = yaml.CSafeLoader
-    if "&" in text and any(isinstance(one, yaml.AliasEvent) for one in yaml.parse(text, loader)):
-        raise ValueError("it has YAML aliases")
-    return yaml.load(text, loader)
 
 
 def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

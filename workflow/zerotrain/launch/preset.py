@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ruamel.yaml.error import YAMLError
-
-from zerotrain.artifact.yaml_text import load_yaml
+from zerotrain.artifact.documents import check_object, read_yaml
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.suggestions import known_names
 from zerotrain.errors import PipelineError
@@ -50,13 +48,7 @@ def read_preset(path: Path) -> Preset:
         "a preset holds `engine: torch`; `engine: deepspeed` with zero_stage (1, 2, 3), "
         "offload_optimizer and offload_param (none, cpu, nvme); or `engine: auto` with choose"
     )
-    try:
-        document = load_yaml(path.read_text(encoding="utf-8"))
-    except YAMLError as error:
-        text = " ".join(str(error).split())
-        raise PipelineError(f"{path}: not valid YAML: {text}", hint=hint) from error
-    if not isinstance(document, dict):
-        raise PipelineError(f"{path}: holds {type(document).__name__}, not keys", hint=hint)
+    document = check_object(read_yaml(path, follow_links=True, hint=hint), path, hint=hint)
     if unknown := sorted(set(document) - KEYS):
         raise PipelineError(f"{path}: unknown keys {', '.join(unknown)}", hint=hint)
     if wrong := _list_invalid(document):

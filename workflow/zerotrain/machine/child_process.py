@@ -26,6 +26,7 @@ from types import FrameType
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.machine.liveness import pid_space
 from zerotrain.machine.output import LOG, TerminalOutput, print_message
+from zerotrain.machine.regular_file import open_to_append
 
 SUPERVISOR = "ZEROTRAIN_SUPERVISOR"
 """Environment variable with the mark of the supervising process: pid, start, Slurm job, machine."""
@@ -63,6 +64,9 @@ def supervise(
 
     Returns:
         The command's exit code; 128 + n if signal n ended it.
+
+    Raises:
+        FileError: a link, a folder, a pipe or a device is in the log's place.
     """
     with contextlib.ExitStack() as stack:
         reading, writing = _output_channel()
@@ -206,7 +210,7 @@ class _Log:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("ab", buffering=0)  # refused data is not written again
+        self._file = open_to_append(path)  # unbuffered: refused data is not written again
 
     def __enter__(self) -> _Log:
         return self

@@ -30,7 +30,7 @@ from pathlib import Path
 import psutil
 
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
-from zerotrain.machine.liveness import open_lock
+from zerotrain.machine.regular_file import open_new, open_to_change, open_to_read, write_text
 
 OPS = {"cpu_adam": "CPUAdamBuilder", "deepspeed_shm_comm": "ShareMemCommBuilder"}
 """Folder and builder of each op: the optimizer of the offload presets, and gloo's shared memory."""
@@ -101,7 +101,7 @@ def build(timeout_s: float = 1800) -> None:
         for ops in [list(OPS)] if enough_cores else [[op] for op in OPS]:
             _build_together(ops, deadline, lock)
         new = folder / f".{BUILT}.new"
-        new.write_text(json.dumps({"cxx": cxx}) + "\n", encoding="utf-8")
+        write_text(new, json.dumps({"cxx": cxx}) + "\n")
         new.replace(folder / BUILT)
 
 
@@ -131,7 +131,7 @@ def build_swap_op(timeout_s: float = 1800) -> None:
                 "zero3_offload needs neither",
             ) from error
         new = folder / f".{SWAP_BUILT}.new"
-        new.write_text(json.dumps({"cxx": compiler()}) + "\n", encoding="utf-8")
+        write_text(new, json.dumps({"cxx": compiler()}) + "\n")
         new.replace(folder / SWAP_BUILT)
 
 
@@ -175,7 +175,7 @@ def _write_wrapper(folder: Path) -> str:
     path.parent.mkdir()
     # A name alone could be that of a script in PATH which calls this one.
     named = shlex.join([shutil.which(name) or name, *options])
-    path.write_text(f'#!/bin/sh\nexec {named} "$@" -g0\n', encoding="utf-8")
+    write_text(path, f'#!/bin/sh\nexec {named} "$@" -g0\n')
     path.chmod(0o755)
     return str(path)
 
@@ -183,8 +183,9 @@ def _write_wrapper(folder: Path) -> str:
 def _built_with() -> str | None:
     """Return the compiler that built the ops, or None; with another, torch would rebuild them."""
     try:
-        return str(json.loads((ops_folder() / BUILT).read_text(encoding="utf-8"))["cxx"])
-    except (OSError, ValueError, KeyError):
+        with open_to_read(ops_folder() / BUILT) as stream:
+            return str(json.loads(stream.read())["cxx"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -196,7 +197,7 @@ def _build_lock(folder: Path, deadline: float) -> Iterator[int]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        stream = open_lock(folder / ".build-lock")
+        stream = open_to_change(folder / ".build-lock", make=True)
     except OSError as error:
         raise PipelineError(
             f"{folder}: cannot be written ({error.strerror}), DeepSpeed's ops have no place",
@@ -231,7 +232,8 @@ def _build_together(ops: list[str], deadline: float, lock: int) -> None:
                     hint="run `zerotrain build_ops` again when the machine is less busy",
                 ) from None
             if code:
-                output = log.read_text(encoding="utf-8", errors="replace")
+                with open_to_read(log) as stream:
+                    output = stream.read().decode(errors="replace")
                 raise PipelineError(
                     f"DeepSpeed's {op} did not build: {_cause(output)}",
                     hint=f"read {log}, fix the cause and run `zerotrain build_ops`",
@@ -250,7 +252,7 @@ def _build_together(ops: list[str], deadline: float, lock: int) -> None:
 def _start(op: str, lock: int) -> subprocess.Popen[bytes]:
     folder = ops_folder()
     _remove_dead_lock(folder / op / "lock")
-    with (folder / f"{op}.log").open("wb") as log:
+    with open_new(folder / f"{op}.log") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "zerotrain.machine.compiled_ops", "--load", op],
             env=os.environ | environment(),

@@ -7,18 +7,24 @@ machines. A network file system uses its server's clock.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import socket
-import stat
 import tempfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
-from zerotrain.errors import PipelineError
+from annotated_types import Ge, Gt, Lt
 
+from zerotrain.machine.regular_file import open_to_change
+
+Pid = Annotated[int, Gt(0), Lt(2**31)]
+"""A process in a record: kill(2) takes 0 and negative numbers for groups of processes."""
+Number = Annotated[int, Ge(0), Lt(2**31)]
+"""A rank or a count in a record."""
+Seconds = Annotated[float, Ge(0), Lt(2**33)]
+"""A time that the calendar has, or a duration, in a record."""
 MACHINE = 0xEFFFFFFC
 """Inode of a machine's initial namespace (linux/proc_ns.h, PROC_PID_INIT_INO)."""
 
@@ -49,31 +55,7 @@ def pid_space() -> str:
     return host if found in (0, MACHINE) else f"{host}+{boot_id()[:8]}{found:x}"
 
 
-def open_lock(path: Path) -> IO[str]:
-    """Open the file of a kernel lock, which is made if it is missing and is never changed.
-
-    Raises:
-        PipelineError: a link, a pipe or a device is in its place, in a folder from others.
-        OSError: the file cannot be opened.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    try:
-        descriptor = os.open(path, flags, 0o666)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise
-        raise _no_file(path) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise _no_file(path)
-    return os.fdopen(descriptor, "r+")
-
-
-def _no_file(path: Path) -> PipelineError:
-    return PipelineError(
-        f"{path}: is a link, or not a regular file, so it cannot be a lock",
-        hint="move it to another place",
-    )
+open_lock = partial(open_to_change, make=True)
 
 
 def hold(path: Path) -> IO[str]:
@@ -82,9 +64,10 @@ def hold(path: Path) -> IO[str]:
     On a file system without locks this does nothing.
 
     Raises:
+        FileError: it is missing, or is a link, a folder, a pipe or a device.
         OSError: the file cannot be opened.
     """
-    stream = path.open("r+", encoding="utf-8")
+    stream = open_to_change(path)
     with contextlib.suppress(OSError):
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return stream
@@ -93,7 +76,7 @@ def hold(path: Path) -> IO[str]:
 def is_held(path: Path) -> bool | None:
     """Return whether a live process holds a file; None if that cannot be determined."""
     try:
-        with path.open("r+", encoding="utf-8") as stream:
+        with open_to_change(path) as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

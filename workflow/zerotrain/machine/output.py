@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from zerotrain.errors import show_controls
+from zerotrain.machine.regular_file import open_to_append
 
 LOG = "ZEROTRAIN_LOG"
 """Environment variable with the file to which the supervisor copies the stage's output."""
@@ -140,7 +141,7 @@ def print_detail(text: str) -> None:
     text = show_controls(text)
     if log := os.environ.get(LOG):
         try:
-            with Path(log).open("ab", buffering=0) as stream:
+            with open_to_append(Path(log)) as stream:
                 stream.write(f"{text}\n".encode())
             return
         except OSError:

@@ -6,7 +6,6 @@ precisions, ONNX, pickles, a user's notes) are neither downloaded nor linked.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -14,13 +13,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from zerotrain.artifact import MANIFEST, digest, file_sha256, read
-from zerotrain.artifact.untrusted import is_hub_blob
+from zerotrain.artifact.links import is_hub_blob
 from zerotrain.artifact.verdicts import remembering
 from zerotrain.config.families import ROOT
 from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
+from zerotrain.models.adapter_config import ADAPTER_CONFIG
 from zerotrain.models.families import Family, load_family
 from zerotrain.models.families.layouts import LAYOUTS, MODEL_INDEX, BaseLayout
+from zerotrain.models.pretrained import check_libraries, read_config
 
 KIND = "base"
 Layout: TypeAlias = "Family | BaseLayout"
@@ -49,7 +50,6 @@ TOKENIZER_FILES = frozenset(
 PROCESSOR_FILES = frozenset(
     ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 )
-ADAPTER_CONFIG = "adapter_config.json"
 WEIGHTS = re.compile(
     r"(?P<stem>model|diffusion_pytorch_model)"
     r"(?P<variant>\.[a-z0-9]+)??(?P<shard>-\d{5}-of-\d{5})?\.safetensors"
@@ -234,26 +234,12 @@ def read_model_type(path: Path, source: str) -> str:
     Raises:
         PipelineError: the file is not JSON, or names no model_type.
     """
-    if (found := _read_keys(path, source).get("model_type")) is None:
+    if (found := read_config(path).get("model_type")) is None:
         raise PipelineError(
             f"{source}: config.json names no model_type, by which transformers chooses its class",
             hint="download the model again, or write it with save_pretrained",
         )
     return str(found)
-
-
-def _read_keys(path: Path, source: str) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise PipelineError(
-            f"{source}: {path.name} is not JSON ({error})", hint="download the model again"
-        ) from error
-    if not isinstance(found, dict):
-        raise PipelineError(
-            f"{source}: {path.name} holds no keys with values", hint="download the model again"
-        )
-    return found
 
 
 def _weights(inside: list[str], where: str) -> dict[str, str]:
@@ -287,9 +273,9 @@ def check_model_index(path: Path, family: Layout, source: str) -> dict[str, Any]
         loading would look for them.
 
     Raises:
-        PipelineError: it is not JSON, or names another class.
+        PipelineError: it is not JSON, or names another class, or a library that is not loaded.
     """
-    index = _read_keys(path, source)
+    index = read_config(path)
     absent = {part for part in family.optional_parts if not any((path.parent / part).glob("*"))}
     for part, expected in family.classes.items():
         entry = index.get(part)
@@ -303,10 +289,12 @@ def check_model_index(path: Path, family: Layout, source: str) -> dict[str, Any]
                 hint=f"choose a base model of the family {family.name}, or change `family`",
             )
     loaded = {*family.parts} - absent
-    return {
+    found = {
         key: [None, None] if _is_part(value) and key not in loaded else value
         for key, value in index.items()
     }
+    check_libraries(found, path)
+    return found
 
 
 def part_digests(files: Mapping[str, str]) -> dict[str, str]:

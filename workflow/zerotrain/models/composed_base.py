@@ -10,7 +10,6 @@ PLACE:model_index.json selects it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.layouts import MODEL_INDEX
+from zerotrain.models.pretrained import find_class_name, read_config
 
 if TYPE_CHECKING:
     from zerotrain.models.families import Family
@@ -141,8 +141,7 @@ def _part(folder: str, place: ModelLocation, family: Family) -> str | None:
     config = str(PurePosixPath(folder) / CONFIG)
     if config not in place.names:
         return None
-    values = json.loads((place.fetch([config]) / config).read_text(encoding="utf-8"))
-    name = values.get("_class_name") or next(iter(values.get("architectures") or []), None)
+    name = find_class_name(read_config(place.fetch([config]) / config))
     parts = [part for part, expected in family.classes.items() if expected == name]
     return parts[0] if len(parts) == 1 else None
 

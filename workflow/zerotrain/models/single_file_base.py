@@ -10,11 +10,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerotrain.artifact.documents import read_header
 from zerotrain.errors import PipelineError
 from zerotrain.models.base import CONFIG_FILES, loaded_names
 from zerotrain.models.families.layouts import MODEL_INDEX
 from zerotrain.models.hub import ModelLocation, open_location
-from zerotrain.models.sizes import read_header
 
 if TYPE_CHECKING:
     from zerotrain.models.families import Family
@@ -63,7 +63,7 @@ def check_single_file(base: str, file: Path, family: str) -> None:
             hint="convert it once with diffusers' from_single_file(FILE).save_pretrained(DIR) of "
             "its pipeline's class, then set `base` to DIR",
         )
-    check_parts(file, read_header(file))
+    check_parts(file, read_header(file, follow_links=True).tensors)
 
 
 def locate_configurations(

@@ -5,22 +5,19 @@ They are read from the headers of the base model's files, without torch or the w
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import Artifact
+from zerotrain.artifact.documents import read_header
+from zerotrain.artifact.rebuilding import rebuild_hint
 from zerotrain.config.adapters import is_targeted, method_of, stack_of
 from zerotrain.config.parameter_patterns import is_frozen
 from zerotrain.errors import PipelineError
 
-MAX_HEADER = 100 * 1024**2
-"""Safetensors' own limit."""
 TRAINED = re.compile(r"(unet|transformer)/[^/]+\.safetensors|model[^/]*\.safetensors")
 """Files of the trained part: in a sub-folder in diffusers' layout, at the root in transformers'."""
 POSITIONS = "pos_embed"
@@ -57,12 +54,20 @@ def read_sizes(
         adapter: The adapter to train instead, from RunConfig.adapter_values; None for none.
         frozen_parameters: Regular expressions; parameters with a match in the name are not trained.
         trainable_parameters: Regular expressions; if any, parameters without a match are not.
+
+    Raises:
+        PipelineError: it has no tensor of that part, or the header of a file is damaged.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in base.files:
         if TRAINED.fullmatch(name):
-            shapes |= read_header(base.path(name))
+            shapes |= read_header(base.path(name), follow_links=True).shapes
     shapes = {name: shape for name, shape in shapes.items() if not name.endswith(POSITIONS)}
+    if not shapes:
+        raise PipelineError(
+            f"{base.folder}: no tensor of the model that is trained is in its files",
+            hint=rebuild_hint(base.folder, base.kind),
+        )
     if adapter is not None and method_of(adapter) is not None:
         # Only peft knows what methods other than LoRA add, and it needs torch.
         from zerotrain.models.families import adapters
@@ -105,36 +110,14 @@ def sum_up(shapes: Mapping[str, Sequence[int]], trained: Mapping[str, int]) -> M
     )
 
 
-def read_header(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shape of each tensor of a safetensors file, by name; no tensor is read.
-
-    Raises:
-        PipelineError: the file is missing, truncated or not a safetensors file.
-    """
-    try:
-        with path.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            if length > MAX_HEADER:
-                raise ValueError(f"a header of {length} bytes")
-            header = json.loads(stream.read(length))
-        return {
-            name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
-        }
-    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
-        raise PipelineError(
-            f"{path}: the header of a safetensors file cannot be read ({error})",
-            hint="check the path; copy or download the file again",
-        ) from error
-
-
 def _adapter(shapes: Mapping[str, Sequence[int]], lora: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes of all factors and magnitudes; fused layers share their first factor."""
     found: dict[str, int] = {}
     for name, shape in shapes.items():
         layer, _, kind = name.rpartition(".")
-        if kind == "weight" and is_targeted(layer, shape, lora["target_modules"]):
+        if shape and kind == "weight" and is_targeted(layer, shape, lora["target_modules"]):
             first = stack_of(layer) if lora.get("fused_layers") else layer
-            found[f"{first}.lora_A"] = lora["rank"] * (math.prod(shape) // shape[0])
+            found[f"{first}.lora_A"] = lora["rank"] * math.prod(shape[1:])
             found[f"{layer}.lora_B"] = lora["rank"] * shape[0]
             if lora.get("use_dora"):
                 found[f"{layer}.lora_magnitude_vector"] = shape[0]

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from zerotrain.artifact import write_whole
+from zerotrain.artifact.documents import read_text
 from zerotrain.config.run import RunConfig
 from zerotrain.config.runs import read_runs
 from zerotrain.data.text import hub_id
@@ -29,6 +30,7 @@ from zerotrain.machine import compiled_ops
 from zerotrain.machine.disk import size
 from zerotrain.machine.disk_errors import explain
 from zerotrain.machine.liveness import open_lock
+from zerotrain.machine.regular_file import write_text
 from zerotrain.models.base_places import base_files
 from zerotrain.models.families import load_family
 
@@ -175,16 +177,16 @@ def _ops(runs: Mapping[str, RunConfig]) -> Iterator[str]:
 
 def _wheels(folder: Path) -> Iterator[str]:
     """Download the pinned packages, for a set-up without a network."""
-    pinned = (SET_UP.parent / "constraints.txt").read_text(encoding="utf-8")
+    pinned = read_text(SET_UP.parent / "constraints.txt", follow_links=True)
     stamp = folder / STAMP
-    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != pinned:
+    if not stamp.is_file() or read_text(stamp) != pinned:
         folder.mkdir(exist_ok=True)
         if code := subprocess.call([sys.executable, str(SET_UP), "--download", str(folder)]):
             raise PipelineError(
                 f"{folder}: the pinned packages were not downloaded (code {code}; see above)",
                 hint="fix the cause and run the same command again: whole files stay",
             )
-        stamp.write_text(pinned, encoding="utf-8")
+        write_text(stamp, pinned)
     sizes = [path.stat().st_size for path in folder.iterdir() if path.name != STAMP]
     where = shlex.quote(str(folder.resolve()))
     yield (

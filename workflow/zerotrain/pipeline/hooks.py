@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.layout import RESULTS
+from zerotrain.artifact.links import check_run_links
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline import snakemake_runs
 from zerotrain.pipeline.dvc import jobs as graph_jobs
@@ -31,7 +32,7 @@ class Hooks:
     """
 
     def __init__(self, workflow: Any, runs: Runs, config: Path) -> None:
-        self._workflow = workflow
+        self._workflow, self._runs = workflow, runs
         self._main = workflow.is_main_process
         if self._main and not graph_jobs.LOOKING:
             snakemake_runs.begin(sys.argv[1:])
@@ -61,8 +62,12 @@ class Hooks:
 
     @checked
     def before_jobs(self) -> None:
-        """Check that results can be written and no planned training runs already, and set aside
-        what jobs will replace."""
+        """Check that results can be written, through no link and while no planned training runs,
+        and set aside what jobs will replace."""
+        if self._main:
+            check_run_links(*self._runs.by_name)
+            for data in self._runs.by_data:
+                check_run_links(data=data)
         _check_writable(RESULTS)
         snakemake_runs.note_executor(local=self._workflow.local_exec)
         for job in self._workflow.dag.needrun_jobs():

@@ -7,6 +7,7 @@ present files.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from zerotrain.config.data import DataConfig
 from zerotrain.data.files import Changes, DatasetFiles
+from zerotrain.machine.regular_file import open_to_read
 from zerotrain.pipeline.graph.code import Code, is_listing
 
 RULE = "prepare_dataset"
@@ -82,6 +84,8 @@ def _section(values: Mapping[str, Any]) -> DataConfig:
 
 ERROR_LINES = 6
 """Lines of the log that are shown."""
+MOST_BYTES = 4 * 2**20
+"""End of a log that is looked through."""
 
 
 def last_error(logs: list[str], sizes: Mapping[str, int], *, at_end: bool = False) -> list[str]:
@@ -95,9 +99,10 @@ def last_error(logs: list[str], sizes: Mapping[str, int], *, at_end: bool = Fals
     for log in logs:
         before = sizes.get(log, 0)
         try:
-            with Path(log).open("rb") as stream:
-                stream.seek(before if before <= log_size(log) else 0)
-                lines = stream.read().decode(errors="replace").splitlines()
+            with open_to_read(Path(log)) as stream:
+                size = os.fstat(stream.fileno()).st_size
+                stream.seek(max(before if before <= size else 0, size - MOST_BYTES))
+                lines = stream.read(MOST_BYTES).decode(errors="replace").splitlines()
         except OSError:
             continue
         places = [place for place, line in enumerate(lines) if line.startswith("ERROR")]

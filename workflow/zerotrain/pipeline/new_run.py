@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from ruamel.yaml import YAML
 
 from zerotrain.artifact import create
+from zerotrain.artifact.documents import parse_yaml, read_header, read_object
 from zerotrain.config import data
 from zerotrain.config.data import BucketConfig, DataConfig
 from zerotrain.config.families import FAMILIES, PRESETS
@@ -36,7 +35,6 @@ from zerotrain.models.families import load_family
 from zerotrain.models.hub import HUB_ID
 from zerotrain.models.single_file_base import FAMILY as SINGLE_FILE_FAMILY
 from zerotrain.models.single_file_base import check_parts, find_single_file
-from zerotrain.models.sizes import read_header
 from zerotrain.pipeline.options import NewOptions
 
 OF_IMAGES = [name for name, kind in FAMILIES.items() if kind.modality == "image"]
@@ -116,7 +114,7 @@ def new(options: NewOptions, folder: Path = Path("config")) -> Path:
             body = _fields(model, family, chosen.get(section, {}), section)
             lines += ["", f"# {about}", f"{section}:", *(f"  {line}" for line in body)]
     text = "\n".join(line for line in lines if line != "#lora: null" or "lora" not in chosen) + "\n"
-    parse_config(YAML(typ="safe").load(text), str(path))
+    parse_config(parse_yaml(text, path), str(path))
     try:
         folder.mkdir(exist_ok=True)
         create(path, text)
@@ -231,14 +229,14 @@ def _family(options: NewOptions) -> str:
         "owner/name, or nano for a small model",
     )
     if modality == "image" and (file := find_single_file(base)) is not None:
-        check_parts(file, read_header(file))
+        check_parts(file, read_header(file, follow_links=True).tensors)
         return SINGLE_FILE_FAMILY
     if not folder.is_dir():
         raise PipelineError(f"--base {base}: no such folder, and no hub id", hint=hint)
     index = folder / ("config.json" if modality == "text" else "model_index.json")
     if not index.is_file():
         raise PipelineError(f"--base {base}: holds no {index.name}", hint=hint)
-    found = _json(index)
+    found = _read_config(index)
     if modality == "text":
         return "seq2seq_lm" if found.get("is_encoder_decoder") else "causal_lm"
     kind = found.get("_class_name")
@@ -315,17 +313,14 @@ def _native_resolution(base: str) -> int:
     vae = folder / "vae" / "config.json"
     if not (denoisers and vae.is_file()):
         return int(TrainConfig.model_fields["resolution"].default)
-    scale: int = 2 ** (len(_json(vae).get("block_out_channels", [0] * 4)) - 1)
-    latents = _json(denoisers[0]).get("sample_size")
+    blocks = _read_config(vae).get("block_out_channels")
+    scale: int = 2 ** (min(len(blocks), 8) - 1) if isinstance(blocks, list) and blocks else 8
+    latents = _read_config(denoisers[0]).get("sample_size")
     return (latents if isinstance(latents, int) else 128) * scale
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise PipelineError(f"{path}: not JSON ({error})", hint="download it again") from error
-    return found if isinstance(found, dict) else {}
+def _read_config(path: Path) -> dict[str, Any]:
+    return read_object(path, follow_links=True, hint="download it again")
 
 
 def _fields(

@@ -10,7 +10,6 @@ finds a changed manifest.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 from collections import deque
@@ -20,7 +19,8 @@ from typing import Any
 
 from zerotrain.artifact import MANIFEST, file_sha256, is_published, verdicts
 from zerotrain.artifact.damage import Damage, compare_hash, compare_size
-from zerotrain.artifact.untrusted import find_manifest_error
+from zerotrain.artifact.documents import DocumentError, read_object, read_text
+from zerotrain.artifact.manifest import find_manifest_error
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.dvc import jobs as graph_jobs
 from zerotrain.pipeline.kept_jobs import LONG_AGO
@@ -116,16 +116,15 @@ def look_at(folder: Path, known: verdicts.Verdicts) -> list[Damage]:
         stat = path.stat()
         # A stale manifest has a reset mtime; use its ctime, as no file was written since then.
         written = stat.st_ctime_ns if stat.st_mtime == LONG_AGO[1] else stat.st_mtime_ns
-        text = path.read_text(encoding="utf-8")
-        found = json.loads(text)
-        wrong = find_manifest_error(found, text) if isinstance(found, dict) else "not an object"
+        found = read_object(path)
+        wrong = find_manifest_error(found)
     except FileNotFoundError:
         return []
     except OSError as error:
         _say_unread(Damage(path, f"cannot be read ({error.strerror})", differs=False))
         return []
-    except (ValueError, RecursionError) as error:
-        wrong = f"cannot be read ({error})"
+    except DocumentError as error:
+        wrong = f"cannot be read ({error.why})"
     if wrong:  # its names cannot be trusted: one could lead out of the folder
         return [Damage(path, wrong, differs=True)]
     files = found["files"]
@@ -170,7 +169,7 @@ def describe_training(checkpoint: Path) -> str:
 
     progress, known = checkpoint.parent / "progress", verdicts.load()
     try:
-        end = int(json.loads((checkpoint / "checkpoint.json").read_bytes())["step"])
+        end = int(read_object(checkpoint / "checkpoint.json")["step"])
     except (OSError, ValueError, KeyError, TypeError):
         end = None
     steps = [step for step in saved_steps(progress) if end is None or step <= end]
@@ -197,7 +196,7 @@ def check_not_stored(folder: Path, damage: list[Damage], rule: str) -> None:
     lock = Path("dvc.lock")
     if rule != TRAINING or TRAINED_AGAIN not in describe_training(folder) or not lock.is_file():
         return
-    if f"path: {folder}\n" in lock.read_text(encoding="utf-8"):
+    if f"path: {folder}\n" in read_text(lock, follow_links=True):
         raise PipelineError(
             f"{damage[0]}: {describe_training(folder)}, but dvc.lock has {folder}",
             hint=f"`dvc checkout --force {folder}`, after `dvc fetch` where this machine lacks it; "
@@ -239,8 +238,8 @@ def set_aside(folder: Path, damage: list[Damage], rule: str) -> Path | None:
 def _unlisted(folder: Path) -> list[Path]:
     """List the files in a folder that its manifest does not list."""
     try:
-        listed = json.loads((folder / MANIFEST).read_bytes())["files"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        listed = read_object(folder / MANIFEST)["files"]
+    except (OSError, ValueError, LookupError, TypeError):
         listed = {}
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     names = {path.relative_to(folder).as_posix(): path for path in files}

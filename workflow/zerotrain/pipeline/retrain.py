@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from zerotrain.artifact import RECORDS, is_published
+from zerotrain.artifact.documents import read_object
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.sources import training_digest
 from zerotrain.config.run import RunConfig
@@ -53,7 +53,7 @@ def find_trained_earlier(runs: Iterable[RunConfig]) -> list[tuple[str, str]]:
 def recorded_code(checkpoint: Path) -> str | None:
     """Read the digest of the code that trained a published checkpoint; None if not recorded."""
     try:
-        found = json.loads((checkpoint / MADE_BY).read_bytes())["code"]
+        found = read_object(checkpoint / MADE_BY)["code"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return str(found)

@@ -21,9 +21,11 @@ from typing import IO
 
 import psutil
 
+from zerotrain.artifact.documents import read_object
 from zerotrain.machine.child_process import SUPERVISOR, end_with_parent, supervisor_pid
 from zerotrain.machine.liveness import hold, is_held, open_lock, pid_space
 from zerotrain.machine.output import print_message
+from zerotrain.machine.regular_file import write_text
 from zerotrain.training.process.lock_owner import LockOwner, this_process
 
 RUNS = Path(".snakemake/runs")
@@ -51,7 +53,7 @@ class Run:
         """Write the record atomically."""
         values = {"process": asdict(self.process), "local": self.local}
         draft = self.file.with_suffix(".new")
-        draft.write_text(json.dumps({**values, "supervisor": self.supervisor}), encoding="utf-8")
+        write_text(draft, json.dumps({**values, "supervisor": self.supervisor}))
         draft.replace(self.file)
 
     def hold(self) -> None:
@@ -117,7 +119,7 @@ def read_runs() -> list[Run]:
     found = []
     for file in sorted(RUNS.glob("*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-            raw = json.loads(file.read_text(encoding="utf-8"))
+            raw = read_object(file)
             process = LockOwner.read(raw["process"])
             found.append(Run(file, process, bool(raw["local"]), int(raw["supervisor"])))
     return found

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from zerotrain.artifact import create
+from zerotrain.artifact.documents import DocumentError, parse_yaml, read_text
 from zerotrain.config.read import parse_config, read_config
 from zerotrain.config.runs import KEY, read_runs, shared_values
 from zerotrain.config.scalar import scalar
@@ -54,8 +54,10 @@ def sweep(config: Path, settings: Sequence[str], output: Path) -> list[Path]:
         raise PipelineError(
             "--set: two points of the grid have one name", hint="give each value once"
         )
-    runs = {name: parse_config(_plain(text), f"{output / name}.yaml") for name, text in
-            texts.items()}  # fmt: skip
+    runs = {
+        name: parse_config(parse_yaml(_dumped(text), name), f"{output / name}.yaml")
+        for name, text in texts.items()
+    }
     shared = [shared_values(run) for run in runs.values()]
     splitting = [key for key in axes if _splits(key, points, shared)]
     for point, (name, text) in zip(points, texts.items(), strict=True):
@@ -66,8 +68,7 @@ def sweep(config: Path, settings: Sequence[str], output: Path) -> list[Path]:
         output.mkdir(parents=True)
         try:
             for path, text in zip(written[1:], texts.values(), strict=True):
-                with path.open("w") as stream:
-                    _yaml().dump(text, stream)
+                create(path, _dumped(text))
             create(together, runs_text(output))
             read_runs(together)
         except BaseException:
@@ -110,8 +111,8 @@ def _axis(setting: str) -> tuple[str, list[Any]]:
     """Parse a key and its values; brackets keep a list together."""
     key, equals, values = setting.partition("=")
     try:
-        found = YAML(typ="safe").load(f"[{values}]")
-    except YAMLError:
+        found = parse_yaml(f"[{values}]", "--set")
+    except DocumentError:
         found = None
     if not (key and equals and found):
         raise PipelineError(
@@ -129,16 +130,18 @@ def _number(value: Any) -> Any:
 
 def _text(config: Path, point: Point) -> Any:
     """Return the configuration with the point's values, including its comments."""
-    found = _yaml().load(config.read_text(encoding="utf-8"))
+    text = read_text(config, follow_links=True)
+    parse_yaml(text, config)
+    found = _yaml().load(text)
     for key, value in point.items():
         put(found, key, value)
     return found
 
 
-def _plain(text: Any) -> Any:
+def _dumped(text: Any) -> str:
     stream = StringIO()
     _yaml().dump(text, stream)
-    return YAML(typ="safe").load(stream.getvalue())
+    return stream.getvalue()
 
 
 def _splits(key: str, points: Sequence[Point], shared: Sequence[Mapping[str, Any]]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -98,7 +98,7 @@ def trained_models(run: str) -> list[Trained]:
         weights = phase / "weights"
         if artifact.kind_of(weights) == "weights":
             step = artifact.read(weights, "weights", verify=False).content.get("step")
-            found.append(Trained(run, phase.name, int(step or 0), weights))
+            found.append(Trained(run, phase.name, step if type(step) is int else 0, weights))
         if steps := saved_steps(phase / "progress"):
             rolling = step_folder(phase / "progress", steps[-1])
             found.append(Trained(run, phase.name, steps[-1], rolling))
@@ -106,7 +106,10 @@ def trained_models(run: str) -> list[Trained]:
 
 
 def _names() -> list[str]:
-    found = (one for run in runs_here() for one in trained_models(run))
+    found: list[Trained] = []
+    for run in runs_here():
+        with suppress(PipelineError, OSError):
+            found += trained_models(run)
     return list(dict.fromkeys(f"{one.run}/{one.phase}" for one in found))
 
 

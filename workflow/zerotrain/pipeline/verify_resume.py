@@ -7,7 +7,6 @@ steps to a checkpoint, kill -9 shortly after, then from the checkpoint to the sa
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any
 import psutil
 
 from zerotrain import artifact
+from zerotrain.artifact.documents import parse_json, read_json_lines, read_text
 from zerotrain.artifact.layout import LOG, RESULTS
 from zerotrain.config.read import read_config
 from zerotrain.errors import PipelineError
@@ -29,6 +29,7 @@ from zerotrain.launch.files import read_run_yaml, write_launch_files, write_run_
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.child_process import SUPERVISOR, supervisor_mark
 from zerotrain.machine.output import print_message
+from zerotrain.machine.regular_file import open_to_append
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.switch.point import phase_folder, training_inputs
 from zerotrain.state.checkpoint import Checkpoint
@@ -228,7 +229,7 @@ class ScratchTraining:
             *(sys.executable, "-m", "zerotrain", "train_phase", *words),
             *("--progress", str(self._progress), "--output", str(self._place / "checkpoint")),
         ]
-        with self._log.open("ab") as log:
+        with open_to_append(self._log) as log:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -240,7 +241,7 @@ class ScratchTraining:
 
     def _failure(self, code: int) -> PipelineError:
         last = [
-            line for line in self._log.read_text(encoding="utf-8").splitlines() if line.strip()
+            line for line in read_text(self._log, errors="replace").splitlines() if line.strip()
         ][-6:]
         output = "\n".join(["", *last]) if last else " nothing"
         return PipelineError(
@@ -249,14 +250,14 @@ class ScratchTraining:
         )
 
     def _losses(self) -> dict[int, float]:
-        lines = map(json.loads, (self._progress / LOG).read_text(encoding="utf-8").splitlines())
+        lines = read_json_lines(self._progress / LOG)
         return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
     def _logged(self) -> int:
         """Return the last step with a complete line."""
         path = self._progress / LOG
-        whole = path.read_text(encoding="utf-8").rpartition("\n")[0] if path.is_file() else ""
-        return int(json.loads(whole.splitlines()[-1])["step"]) if whole else 0
+        whole = read_text(path).rpartition("\n")[0] if path.is_file() else ""
+        return int(parse_json(whole.splitlines()[-1], path)["step"]) if whole else 0
 
 
 def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from zerotrain import artifact
 from zerotrain.artifact import file_sha256, read_shard_names, write_json
+from zerotrain.artifact.documents import read_object
 from zerotrain.artifact.sources import code_digest
 from zerotrain.artifact.verdicts import remembering
 from zerotrain.config.stage_settings import BuildSettings
@@ -186,7 +186,7 @@ def _change_schedule(settings: BuildSettings, folder: Path) -> None:
         changed |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
     if changed:
         path = folder / "scheduler" / "scheduler_config.json"
-        found = json.loads(path.read_text(encoding="utf-8")) | changed
+        found = read_object(path, follow_links=True) | changed
         if settings.rescale_betas_zero_snr and found.get("prediction_type", EPSILON) == EPSILON:
             raise PipelineError(
                 f"rescale_betas_zero_snr: the base {settings.base} predicts epsilon, of which "

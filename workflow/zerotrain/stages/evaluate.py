@@ -7,7 +7,6 @@ training are the same for both.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS, Artifact, write_json
+from zerotrain.artifact.documents import read_record
 from zerotrain.config.stage_settings import EvaluateSettings
 from zerotrain.evaluation.curves import (
     draw_curve,
@@ -104,9 +104,7 @@ def evaluate(
     }
     resources = f"{RECORDS}resources.json"  # damaged ones have been removed
     listed = resources in trained.artifact.files
-    used = (
-        json.loads(trained.artifact.path(resources).read_text(encoding="utf-8")) if listed else {}
-    )
+    used = read_record(trained.artifact.path(resources), dict[str, int | float]) if listed else {}
     found = {**measured, **used, **memory_metrics(uses, "eval")}
     with artifact.publish(output, KIND, parents=parents) as draft:
         made.write(draft.folder)

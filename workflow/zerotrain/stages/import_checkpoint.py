@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 
 from zerotrain import artifact
+from zerotrain.artifact.documents import read_object, read_text
 from zerotrain.artifact.tensor_file import open_tensors
 from zerotrain.config.optimizers import find, slots
 from zerotrain.config.stage_settings import ImportSettings
@@ -95,7 +95,7 @@ def _read_kohya(
             f"{source.folder}: kohya's names of {family.name} are not known here",
             hint=f"they are those of {', '.join(SLOTS)}; peft's and diffusers' files are for all",
         )
-    config = json.loads((base / family.trained_part / "config.json").read_text(encoding="utf-8"))
+    config = read_object(base / family.trained_part / "config.json", follow_links=True)
     places = layers_by_slot(names, SLOTS[family.name](config))
     return adapter_files.from_kohya(source, trained, places)
 
@@ -126,10 +126,10 @@ def _read_names(names: str) -> list[str]:
         return [MODULE]
     path = Path(names).expanduser()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path, follow_links=True).splitlines()
+    except PipelineError as error:
         raise PipelineError(
-            f"resume_from_checkpoint.names: {path}: {error}",
+            f"resume_from_checkpoint.names: {error.what}",
             hint="name a text file with a parameter's name a line, or write `module`",
         ) from error
     return [line.strip() for line in lines if line.strip()]

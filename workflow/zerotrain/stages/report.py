@@ -38,6 +38,7 @@ from zerotrain.evaluation.report.samples import GRID, gather_samples
 from zerotrain.evaluation.results import ANSWERS, spread
 from zerotrain.export.formats.loading_code import loading_code
 from zerotrain.launch.planner.forecasts import find_base
+from zerotrain.machine.regular_file import write_text
 from zerotrain.pipeline.doctor.report import redact
 from zerotrain.pipeline.lineage.chain import source_of
 
@@ -75,7 +76,7 @@ def report(
     parents = {phase.name: phase.evaluation for phase in facts.phases if phase.evaluation}
     with artifact.publish(output, KIND, parents=parents) as draft:
         page = _render(settings, facts, config, planned or {}, trace=False)
-        (draft.folder / PAGE).write_text(page, encoding="utf-8")
+        write_text(draft.folder / PAGE, page)
         draft.content = {"run": settings.run, "phases": [folder.name for folder in folders]}
     _print_places(settings, facts, folders, output / PAGE)
 

@@ -23,6 +23,7 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import compiled_ops
 from zerotrain.machine.child_process import supervise
 from zerotrain.machine.detect import detect
+from zerotrain.machine.regular_file import touch
 from zerotrain.models.sizes import TRAINED
 from zerotrain.training.checkpointing import checkpoint_room, progress_folder, published
 from zerotrain.training.checkpointing.inputs import Inputs, read_inputs
@@ -130,7 +131,7 @@ def _launch(
         command += ["--start", str(start)]
 
     def ask_to_stop(number: int) -> None:
-        (progress / progress_folder.STOP).touch()
+        touch(progress / progress_folder.STOP)
         with contextlib.suppress(OSError):  # the terminal may be gone
             print(
                 f"signal {number}: training stops after this step with a checkpoint; "

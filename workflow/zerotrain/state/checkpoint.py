@@ -21,15 +21,17 @@ import torch
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
+from zerotrain.artifact.documents import read_record
 from zerotrain.artifact.in_use import hold
 from zerotrain.artifact.tensor_file import TensorParts, write_tensor_file
 from zerotrain.config.optimizers import slot_shape
 from zerotrain.errors import PipelineError
 from zerotrain.state.position import (
+    HINT,
     MASTER,
+    Count,
     TrainerState,
     as_document,
-    read_document,
     read_position,
 )
 from zerotrain.state.state import Shards, group_into_shards, write_tensors
@@ -129,6 +131,17 @@ def _prefix(rank: int) -> str:
     return f"rank-{rank:05d}"
 
 
+@dataclass(frozen=True)
+class _Tensors:
+    """The part of checkpoint.json that is about tensors."""
+
+    parameters: dict[str, list[Count]]
+    """Their shapes."""
+    slots: list[str]
+    fragments: dict[str, dict[str, tuple[Count, Count]]]
+    """Start and length of each fragment, by rank."""
+
+
 class Checkpoint:
     """A complete checkpoint, read tensor by tensor, whatever engine wrote it."""
 
@@ -136,11 +149,9 @@ class Checkpoint:
         self._held = hold(folder)  # keeps a running training from removing it
         self.artifact: Artifact = artifact.read(folder, KIND, verify=verify)
         self.position = read_position(self.artifact, "checkpoint.json")
-        parts = {"parameters": dict, "slots": list, "fragments": dict}
-        document = read_document(self.artifact, "checkpoint.json", parts)
-        self.shapes: dict[str, list[int]] = document["parameters"]
-        self.slots: list[str] = document["slots"]
-        self._spans: dict[str, dict[str, list[int]]] = document["fragments"]
+        tensors = read_record(self.artifact.path("checkpoint.json"), _Tensors, hint=HINT)
+        self.shapes, self.slots = tensors.parameters, tensors.slots
+        self._spans = tensors.fragments
         self._shards, self._parts = Shards(), TensorParts()
         self._files: dict[str, dict[str, Path]] = {}
         for rank in self._spans:
@@ -168,12 +179,12 @@ class Checkpoint:
         shape = torch.Size(self.shapes[name])
         key, pieces = tensor_name(name, slot), self._pieces(name, slot)
         if len(pieces) == 1:
-            only: torch.Tensor = self._shards.open(pieces[0][2]).get_tensor(key)
+            only = self._shards.tensor(pieces[0][2], key)
             own = slot_shape(self.position.optimizer, slot, self.shapes[name])
             return only.reshape(own or shape)
         whole = torch.empty(shape.numel())
         for start, length, path in pieces:
-            whole[start : start + length] = self._shards.open(path).get_tensor(key)
+            whole[start : start + length] = self._shards.tensor(path, key)
         return whole.reshape(shape)
 
     def fill(self, name: str, slot: str, start: int, into: torch.Tensor) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import torch
 
 from zerotrain import artifact
+from zerotrain.artifact.documents import DocumentError, read_json
 from zerotrain.artifact.tensor_file import open_tensors
 from zerotrain.config.adapters import stack_of
 from zerotrain.config.optimizers import slot_shape
 from zerotrain.errors import PipelineError
+from zerotrain.models.adapter_config import PEFT_PREFIX
 from zerotrain.models.base import KIND as BASE
 from zerotrain.models.base import in_part
 from zerotrain.models.families.layouts import MODEL_INDEX
@@ -36,7 +37,7 @@ class Weights:
     def __init__(self, folder: Path) -> None:
         from zerotrain.models.families import load_family
         from zerotrain.models.families.adapters import FOLDER
-        from zerotrain.models.families.lora import PEFT_ADAPTER, PEFT_PREFIX, adapter_file
+        from zerotrain.models.families.lora import PEFT_ADAPTER, adapter_file
 
         self.artifact = artifact.read(folder, WEIGHTS)
         part = load_family(self.artifact.content["family"]).trained_part
@@ -168,8 +169,8 @@ def _is_position(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
+        document = read_json(path, follow_links=True)
+    except DocumentError:
         return True
     return isinstance(document, dict) and {"run", "phase", "optimizer_step"} <= document.keys()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+from pydantic import Field
 
 from zerotrain.artifact import Artifact
-from zerotrain.errors import PipelineError
+from zerotrain.artifact.documents import read_record
 
 if TYPE_CHECKING:
     import torch
@@ -19,24 +19,28 @@ ADAM_SLOTS = ("exp_avg", "exp_avg_sq")
 """Adam's names of its moments."""
 
 
+Count = Annotated[int, Field(strict=True, ge=0)]
+"""A whole number of a document, 0 or more."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainerState:
     """Step, samples, optimizer, schedule, randomness and their origin."""
 
     run: str
     phase: str
-    step: int
+    step: Count
     """Completed global optimizer steps."""
-    samples: int
+    samples: Count
     """Samples drawn since the start of the run: the position of the sampler."""
     optimizer: str
-    optimizer_step: int
+    optimizer_step: Count
     """Number of updates by the optimizer, which determines Adam's bias correction."""
     param_groups: list[dict[str, Any]]
     """Parameter names, learning rate, weight_decay and the optimizer's values of each group;
     `scalars` has numbers that it keeps in addition to tensors and count, such as NAdam's."""
     lr_scheduler: str
-    lr_scheduler_steps: int
+    lr_scheduler_steps: Count
     rng: dict[str, Any]
     """The seed; every draw is a function of (seed, epoch, sample) or (seed, step, rank)."""
     engine: dict[str, Any]
@@ -68,15 +72,8 @@ class Source(Protocol):
 
 
 HINT = "no version of this program writes that: do not use it if you do not know who made it"
-TYPES: dict[str, type] = {
-    **dict.fromkeys(("run", "phase", "optimizer", "lr_scheduler"), str),
-    **dict.fromkeys(("step", "samples", "optimizer_step", "lr_scheduler_steps"), int),
-    **dict.fromkeys(("rng", "engine"), dict),
-    "param_groups": list,
-}
-"""Types of a position's values in JSON."""
-ADDED_LATER: dict[str, type] = {"ran_on": dict, "history": list}
-"""Types of values that positions of earlier versions lack."""
+ADDED_LATER = ("ran_on", "history")
+"""Values that positions of earlier versions lack."""
 
 
 def as_document(position: TrainerState) -> dict[str, Any]:
@@ -95,29 +92,4 @@ def read_position(artifact: Artifact, name: str) -> TrainerState:
     Raises:
         PipelineError: the file is not JSON, or a value is missing or of another type.
     """
-    document = read_document(artifact, name, TYPES)
-    read_document(artifact, name, {k: t for k, t in ADDED_LATER.items() if k in document})
-    known = {f.name for f in fields(TrainerState)}
-    return TrainerState(**{key: document[key] for key in known & document.keys()})
-
-
-def read_document(artifact: Artifact, name: str, types: Mapping[str, type]) -> dict[str, Any]:
-    """Read a JSON file of a published folder and check its values' types.
-
-    Raises:
-        PipelineError: the file is not JSON, or a value is missing or of another type.
-    """
-    path = artifact.path(name)
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise PipelineError(f"{path}: not JSON ({error})", hint=HINT) from error
-    if not isinstance(document, dict):
-        raise PipelineError(f"{path}: {document!r:.60} instead of an object", hint=HINT)
-    for key, kind in types.items():
-        value = document.get(key)
-        if not isinstance(value, kind):
-            raise PipelineError(
-                f"{path}: {key} is {value!r:.60}, not of the type {kind.__name__}", hint=HINT
-            )
-    return document
+    return read_record(artifact.path(name), TrainerState, hint=HINT)

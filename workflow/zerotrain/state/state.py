@@ -12,18 +12,24 @@ with the slots ``master`` (weights) and the optimizer's own (Adam: ``exp_avg``, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError
 
 from zerotrain import artifact
-from zerotrain.artifact.tensor_file import OpenTensorFile, TensorParts, write_tensor_file
+from zerotrain.artifact.documents import DocumentError, read_record
+from zerotrain.artifact.tensor_file import (
+    OpenTensorFile,
+    TensorParts,
+    open_file,
+    write_tensor_file,
+)
 from zerotrain.config.optimizers import slot_shape
-from zerotrain.errors import PipelineError
-from zerotrain.state.position import TrainerState, as_document, read_document, read_position
+from zerotrain.state.position import HINT, MASTER, Count, TrainerState, as_document, read_position
 
 KIND = "state"
 SHARD_BYTES = 1024**3
@@ -83,11 +89,23 @@ class Shards:
     def __init__(self) -> None:
         self._open: dict[Path, Any] = {}
 
-    def open(self, path: Path) -> Any:
+    def file(self, path: Path) -> Any:
         """Return the open file; it stays open as long as this object lives."""
         if path not in self._open:
-            self._open[path] = safe_open(path, framework="pt")
+            self._open[path] = open_file(path)
         return self._open[path]
+
+    def tensor(self, path: Path, name: str) -> torch.Tensor:
+        """Return a tensor of a file.
+
+        Raises:
+            DocumentError: it has none of this name.
+        """
+        try:
+            tensor: torch.Tensor = self.file(path).get_tensor(name)
+        except SafetensorError as error:
+            raise DocumentError(path, f"has no tensor {name}", hint=HINT) from error
+        return tensor
 
 
 def write_state(
@@ -137,20 +155,30 @@ def group_into_shards(shapes: Mapping[str, list[int]]) -> Iterator[list[str]]:
         yield names
 
 
+@dataclass(frozen=True)
+class _Tensors:
+    """The part of state.json that is about tensors."""
+
+    shapes: dict[str, list[Count]]
+    slots: dict[str, dict[str, str]]
+    """The file of each parameter, by slot."""
+
+
 class State:
     """A published training state, read tensor by tensor."""
 
     def __init__(self, folder: Path, *, verify: bool = True) -> None:
         self.artifact = artifact.read(folder, KIND, verify=verify)
         self.position = read_position(self.artifact, "state.json")
-        document = read_document(self.artifact, "state.json", {"slots": dict})
-        if "shapes" not in document:
-            raise PipelineError(
-                f"{folder}: its state.json has no shapes; an unreleased version wrote it",
-                hint="export the phase again",
-            )
-        self.shapes: dict[str, list[int]] = document["shapes"]
-        self._files: dict[str, dict[str, str]] = document["slots"]
+        path = self.artifact.path("state.json")
+        tensors = read_record(path, _Tensors, hint=HINT)
+        for slot, files in tensors.slots.items():
+            if files.keys() - tensors.shapes.keys() or (
+                slot == MASTER and files.keys() != tensors.shapes.keys()
+            ):
+                why = f"slots.{slot} and shapes have different parameters"
+                raise DocumentError(path, why, hint=HINT)
+        self.shapes, self._files = tensors.shapes, tensors.slots
         self._shards = Shards()
         self._parts = TensorParts()
 
@@ -167,8 +195,7 @@ class State:
     def tensor(self, name: str, slot: str) -> torch.Tensor:
         """Return the full float32 tensor of one parameter in one slot."""
         path = self.artifact.path(self._files[slot][name])
-        tensor: torch.Tensor = self._shards.open(path).get_tensor(name)
-        return tensor
+        return self._shards.tensor(path, name)
 
     def fill(self, name: str, slot: str, start: int, into: torch.Tensor) -> None:
         """Fill a flat tensor with a parameter's slot from element `start`; read nothing else."""

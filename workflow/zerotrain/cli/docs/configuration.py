@@ -10,9 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact.documents import read_text
 from zerotrain.cli.docs.tables import replace_generated, table
 from zerotrain.config.problems import PHASE_KEYS
 from zerotrain.config.run import RunConfig
+from zerotrain.machine.regular_file import write_text
 
 SCHEMA = Path("config/schema.json")
 PAGE = Path("docs/configuration.md")
@@ -147,8 +149,8 @@ def documents(page: str) -> dict[Path, str]:
 
 def main() -> None:
     """Write both files again; run it in the project's folder."""
-    for path, text in documents(PAGE.read_text(encoding="utf-8")).items():
-        path.write_text(text, encoding="utf-8")
+    for path, text in documents(read_text(PAGE)).items():
+        write_text(path, text)
 
 
 if __name__ == "__main__":

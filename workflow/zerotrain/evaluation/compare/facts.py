@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,9 +11,9 @@ from typing import Any, NamedTuple
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.layout import PhaseFolder
-from zerotrain.errors import PipelineError
 from zerotrain.evaluation.compare.sides import Side
 from zerotrain.evaluation.history import Line, read_history
+from zerotrain.evaluation.results import read_metrics
 from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import FILES, ResolvedPhase, leaves
 
@@ -198,24 +197,6 @@ def _conditions(own: Sequence[Path]) -> Values:
     return {key: value for key, value in items if key.startswith(CONDITIONS)}
 
 
-def _read_metrics(path: Path) -> dict[str, Any]:
-    """Read metrics.json.
-
-    Raises:
-        PipelineError: it is damaged.
-    """
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        read = None
-    if not isinstance(read, dict):
-        raise PipelineError(
-            f"{path}: not an object in JSON",
-            hint="remove it; `snakemake` evaluates the phase again",
-        )
-    return read
-
-
 def _metrics(evaluated: Sequence[Path], *, complete: bool) -> dict[str, Any]:
     """Return the metrics of the last phase; of the others, times are added, and the peak is kept.
 
@@ -228,7 +209,7 @@ def _metrics(evaluated: Sequence[Path], *, complete: bool) -> dict[str, Any]:
         path = folder / METRICS
         if not path.is_file():
             continue
-        for name, value in _read_metrics(path).items():
+        for name, value in read_metrics(path).items():
             if name.endswith("_seconds"):
                 found[name] = found.get(name, 0) + (value or 0)
             elif name.endswith("_bytes"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from zerotrain.artifact import Artifact
 from zerotrain.artifact.layout import PhaseFolder
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.history import RunHistory, read_history
+from zerotrain.evaluation.results import read_metrics
 from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.state.position import read_position
@@ -121,8 +121,7 @@ def _metrics(folder: Path) -> dict[str, Any]:
             f"{path}: missing, so phase {folder.name} has not been evaluated",
             hint="run `snakemake --cores all report`, which evaluates every phase first",
         )
-    metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return metrics
+    return {**read_metrics(path)}
 
 
 def _ran_on(checkpoint: Path) -> RanOn | None:

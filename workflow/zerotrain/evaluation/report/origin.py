@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
+from zerotrain.artifact.documents import read_text
 from zerotrain.artifact.layout import PhaseFolder
 from zerotrain.evaluation.report.facts import RunFacts
 from zerotrain.evaluation.report.figures import draw_bars
@@ -162,7 +163,7 @@ def _launch_files(facts: RunFacts) -> Iterator[Listing]:
         for file in LAUNCH_FILES:
             path = PhaseFolder(phase.folder).launch / file
             if phase.launch and path.is_file():
-                yield Listing(f"{file} of phase {phase.name}", path.read_text(encoding="utf-8"))
+                yield Listing(f"{file} of phase {phase.name}", read_text(path))
 
 
 def _environments(facts: RunFacts, missing: Missing) -> Iterator[Panel]:

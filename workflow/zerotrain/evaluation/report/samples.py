@@ -15,6 +15,7 @@ from zerotrain.artifact.layout import PhaseFolder
 from zerotrain.evaluation.report.facts import PhaseFacts, RunFacts
 from zerotrain.evaluation.report.parts import Missing, Picture, Table
 from zerotrain.evaluation.results import ANSWERS, BASE, RAW, compare_metrics, read_answers
+from zerotrain.machine.regular_file import open_to_read
 from zerotrain.training.reporting.grid import cut_rows
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _files(label: str, size: str) -> list[tuple[str, str]]:
 
 
 def _rows(path: Path, prompts: Sequence[str]) -> list[tuple[str, Image.Image]]:
-    with Image.open(path, formats=["PNG"]) as grid:
+    with open_to_read(path) as stream, Image.open(stream, formats=["PNG"]) as grid:
         return list(zip(prompts, cut_rows(grid, len(prompts)), strict=True)) if prompts else []
 
 
@@ -223,7 +224,7 @@ def _over_steps(facts: Sequence[PhaseFacts]) -> Iterator[Version]:
     for phase in facts:
         path = PhaseFolder(phase.folder).progress / "samples" / STEPS
         if path.is_file():
-            with Image.open(path, formats=["PNG"]) as image:
+            with open_to_read(path) as stream, Image.open(stream, formats=["PNG"]) as image:
                 alt = f"The first image of each prompt from step to step of phase {phase.name}"
                 picture = Picture(alt, _png(image))
                 yield Version(phase.name, picture, image.size)

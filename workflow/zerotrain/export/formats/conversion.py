@@ -16,6 +16,7 @@ from zerotrain.export.formats import FORMATS, KIND, OWN_FOLDER, Options
 from zerotrain.export.formats.loading_code import text_of_readme
 from zerotrain.export.formats.tensors import report_load_errors
 from zerotrain.export.formats.weights import ExportedWeights
+from zerotrain.machine.regular_file import write_text
 from zerotrain.models.base import README
 
 SHARD_SIZE = re.compile(r"\d+(\.\d+)? ?[KMGT]B", re.IGNORECASE)
@@ -68,7 +69,7 @@ def convert(
             module.verify(weights, options, draft.folder)
         if kind == "weights":
             text = text_of_readme(draft.folder, weights.artifact.content, made_by)
-            (draft.folder / README).write_text(text, encoding="utf-8")
+            write_text(draft.folder / README, text)
         draft.content = {**weights.artifact.content, "dtype": dtype}
         if kind == KIND:
             draft.content["to"] = to

@@ -16,7 +16,8 @@ from zerotrain.export.formats.weights import (
     model_without_memory,
     plain_name,
 )
-from zerotrain.models.families.lora import ADAPTER, METADATA
+from zerotrain.models.adapter_config import METADATA
+from zerotrain.models.families.lora import ADAPTER
 
 
 def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:

@@ -22,6 +22,7 @@ from zerotrain.config.data import ALPACA
 from zerotrain.config.families import FAMILIES
 from zerotrain.data.alpaca import alpaca_text
 from zerotrain.models.families.conditioning import REDUX, read_pipeline
+from zerotrain.models.pretrained import read_config
 from zerotrain.state.ran_on import RanOn, as_markdown
 
 STEPS, SEED, MAX_NEW_TOKENS = 30, 0, 256
@@ -351,7 +352,4 @@ def _has_penalties(folder: Path) -> bool:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = (
-        json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    )
-    return document
+    return read_config(path) if path.is_file() else {}

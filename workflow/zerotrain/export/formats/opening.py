@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from zerotrain.artifact import MANIFEST, Artifact, file_sha256, read_around
+from zerotrain.artifact.documents import read_header
 from zerotrain.artifact.verdicts import remembering
 from zerotrain.config.families import FAMILIES
 from zerotrain.errors import PipelineError
@@ -24,6 +23,7 @@ from zerotrain.models.families.diffusion import DiffusionFamily
 from zerotrain.models.families.layouts import MODEL_INDEX
 from zerotrain.models.families.lora import ADAPTER, PEFT_CONFIG
 from zerotrain.models.families.placement import place_pipeline, sampling_dtype
+from zerotrain.models.pretrained import check_lora_file, loading, read_config
 
 ORIGINAL_BLOCK = re.compile(r"(model\.diffusion_model\.)?(joint|double)_blocks\.")
 """Blocks of SD3 and Flux in their original layouts."""
@@ -92,7 +92,7 @@ def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Diffusion
     if any(name.startswith("conditioner.embedders.") for name in names):
         config = base or file.parent / ldm.CONFIG
         family = family_of(_read_base(config, path))
-        with name_file_in_errors(file):
+        with loading(str(file)), name_file_in_errors(file):
             loaded: Any = ldm.load_single_file(
                 family.pipeline, file, config, sampling_dtype(device)
             )
@@ -100,7 +100,7 @@ def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Diffusion
         return family, place_pipeline(loaded, device)
     folder = _read_base(base, path)
     family, pipeline = _open_folder(folder, device)
-    with name_file_in_errors(file):
+    with loading(str(file)), name_file_in_errors(file):
         if any(ORIGINAL_BLOCK.match(name) for name in names):
             parts = ldm.load_parts(family, file, folder, pipeline.dtype)
             for part, model in parts.items():
@@ -116,7 +116,7 @@ def family_of(folder: Path) -> DiffusionFamily:
     Raises:
         PipelineError: the pipeline belongs to no family; it is named.
     """
-    class_name = json.loads((folder / MODEL_INDEX).read_text(encoding="utf-8")).get("_class_name")
+    class_name = read_config(folder / MODEL_INDEX).get("_class_name")
     for name in FAMILIES:
         family = load_family(name)
         if family.modality == "image" and class_name in (family.pipeline, *family.pipelines):
@@ -180,13 +180,7 @@ def tensor_names(file: Path) -> list[str]:
     Raises:
         PipelineError: it cannot be read.
     """
-    try:
-        with safe_open(file, "pt") as opened:
-            return list(opened.keys())
-    except (SafetensorError, OSError) as error:
-        raise PipelineError(
-            f"{file}: cannot be read ({error})", hint="copy or download it again"
-        ) from error
+    return [*read_header(file, follow_links=True, hint="copy or download it again").tensors]
 
 
 def _load_file(pipeline: Any, family: Family, file: Path, names: list[str]) -> None:
@@ -196,7 +190,9 @@ def _load_file(pipeline: Any, family: Family, file: Path, names: list[str]) -> N
     own = [n.removesuffix(".weight") for n in denoiser.state_dict() if n.endswith(".weight")]
     if (file.parent / PEFT_CONFIG).is_file():
         adapters.apply_peft(denoiser, file.parent)
-    elif any(name.endswith(".lora_down.weight") for name in names):
+        return
+    check_lora_file(denoiser, file)
+    if any(name.endswith(".lora_down.weight") for name in names):
         if family.name == "sd3":  # the pipeline's own loader would ignore all of it
             kohya_reading.load(family, denoiser, file)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Collection
@@ -13,11 +12,12 @@ import torch
 from safetensors import safe_open
 
 from zerotrain import artifact
+from zerotrain.artifact.documents import read_header
 from zerotrain.export.formats.ldm import load_parts
 from zerotrain.export.formats.opening import name_file_in_errors
 from zerotrain.models.families import Family
+from zerotrain.models.pretrained import read_config
 from zerotrain.models.single_file_base import PARTS
-from zerotrain.models.sizes import read_header
 
 V_PREDICTION, ZERO_SNR = "v_pred", "ztsnr"
 """Names of empty tensors that mark what a file's model predicts."""
@@ -34,7 +34,7 @@ def write_parts(file: Path, family: Family, target: Path) -> None:
     Raises:
         PipelineError: the file does not fit the configurations.
     """
-    names = [*read_header(file)]
+    names = [*read_header(file, follow_links=True).tensors]
     if averaged := [name for name in names if name.startswith("model_ema.")]:
         print(f"base: {file}: {len(averaged)} tensors of averaged weights (EMA) are not taken")
     with name_file_in_errors(file):
@@ -62,7 +62,7 @@ def _write_prediction(names: Collection[str], path: Path) -> None:
     """Write the prediction type and schedule that the file marks into the noise scheduler."""
     changed = PREDICTS_V if V_PREDICTION in names else {}
     changed = changed | (FROM_NOISE if ZERO_SNR in names else {})
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_config(path)
     if config | changed != config:
         path.unlink()  # it may be a link to the user's file
         artifact.write_json(path, config | changed)

@@ -11,8 +11,9 @@ from zerotrain.export.formats.diffusers_lora import verify_adapter
 from zerotrain.export.formats.tensors import verify_tensors, write_tensors
 from zerotrain.export.formats.weights import Adapter, ExportedWeights, model_without_memory
 from zerotrain.export.provenance import find_origin
+from zerotrain.models.adapter_config import PEFT_PREFIX
 from zerotrain.models.families.adapters import FOLDER, apply_peft, tensors_of
-from zerotrain.models.families.lora import PEFT_ADAPTER, PEFT_CONFIG, PEFT_PREFIX
+from zerotrain.models.families.lora import PEFT_ADAPTER, PEFT_CONFIG
 from zerotrain.models.pretrained import load_peft
 
 

@@ -23,7 +23,7 @@ from zerotrain.export.formats.weights import (
     ExportedWeights,
     model_without_memory,
 )
-from zerotrain.models.families.lora import METADATA
+from zerotrain.models.adapter_config import METADATA
 
 FILE = "model.safetensors"
 

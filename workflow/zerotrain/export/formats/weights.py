@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS, Artifact
@@ -18,17 +16,18 @@ from zerotrain.config.adapters import PEFT_TYPE
 from zerotrain.config.families import ROOT
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats.tensors import LazyTensor, tensors_in
+from zerotrain.models.adapter_config import read_adapter_config, read_adapter_header
 from zerotrain.models.base import in_part, is_model_file
 from zerotrain.models.families import Family, load_family
 from zerotrain.models.families.adapters import FOLDER
 from zerotrain.models.families.lora import (
     ADAPTER,
-    METADATA,
     PEFT_ADAPTER,
     PEFT_CONFIG,
     adapter_file,
 )
 from zerotrain.models.families.model_tensors import without_memory
+from zerotrain.models.pretrained import read_config
 
 KIND = "weights"
 SECOND_FACTOR = ".lora_B."
@@ -89,7 +88,7 @@ class ExportedWeights:
         config = f"{FOLDER}/{PEFT_CONFIG}"
         if config not in self.artifact.files:
             return None
-        return str(json.loads(self.artifact.path(config).read_text(encoding="utf-8"))[PEFT_TYPE])
+        return str(read_adapter_config(self.artifact.path(config).parent).get(PEFT_TYPE))
 
     def method_tensors(self) -> dict[str, LazyTensor]:
         """Return the tensors of an adapter of another method by their names in its file."""
@@ -123,8 +122,7 @@ class ExportedWeights:
             from peft import PeftConfig
 
             return dict(PeftConfig.from_pretrained(str(self.folder)).to_dict())
-        with safe_open(path, "pt") as file:
-            settings = json.loads(file.metadata()[METADATA])
+        settings = read_adapter_header(path)
         return {key.removeprefix(prefix): settings[key] for key in settings}
 
     @cached_property
@@ -137,10 +135,7 @@ class ExportedWeights:
     def config(self, part: str) -> dict[str, Any]:
         """Return the configuration of a part."""
         name = "scheduler_config.json" if part == "scheduler" else "config.json"
-        document: dict[str, Any] = json.loads(
-            self.artifact.path(f"{part}/{name}").read_text(encoding="utf-8")
-        )
-        return document
+        return read_config(self.artifact.path(f"{part}/{name}"))
 
     def tensors(self, part: str) -> dict[str, LazyTensor]:
         """Return the tensors of a part by its own names."""

@@ -8,7 +8,6 @@ families build from a seed, are built without their weights.
 from __future__ import annotations
 
 import importlib
-import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,12 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from zerotrain.artifact.documents import read_header
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS, PRESETS
 from zerotrain.config.suggestions import known_names, nearest
 from zerotrain.errors import PipelineError
 from zerotrain.models.base import layout_of
 from zerotrain.models.composed_base import Selection, read_selections
-from zerotrain.models.sizes import POSITIONS, read_header
+from zerotrain.models.pretrained import LIBRARIES, check_libraries, find_class_name, read_config
+from zerotrain.models.sizes import POSITIONS
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,6 @@ class Part:
 
 
 MODELS = Path(__file__).parents[4] / "config" / "models"
-LIBRARIES = ("diffusers", "transformers")
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "unet.")
 """Prefixes of a denoiser's tensor names in a single file that also contains other parts."""
 
@@ -132,7 +132,7 @@ def read_shipped(family: str | None = None) -> list[Architecture]:
     """Return the architectures of config/models; `source` has their hub ids with commas between."""
     architectures = []
     for file in sorted(MODELS.glob("*.json"), key=lambda file: file.stem):
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = read_config(file)
         parts = {
             name: Part(part["library"], part["class"], part["config"], part["parameters"])
             for name, part in document["parts"].items()
@@ -148,7 +148,7 @@ def _read_from_weights(family: str, path: Path) -> Architecture:
     The numbers of all shipped architectures differ except for those of Qwen-Image, of which the
     plain one is the first: the file does not show whether it is Edit-2511.
     """
-    shapes = read_header(path)
+    shapes = read_header(path, follow_links=True).shapes
     prefix = next((p for p in PREFIXES if any(name.startswith(p) for name in shapes)), "")
     count = sum(
         math.prod(shape)
@@ -174,9 +174,11 @@ def _read_from_folder(family: str, folder: Path) -> Architecture:
     if family in LANGUAGE_MODELS or (own.is_file() and not index.is_file()):
         parts = {FAMILIES[family].trained_part: _own_part(own, family)}
     else:
+        named = read_config(index)
+        check_libraries(named, index)
         parts = {
-            name: Part(entry[0], entry[1], _read_json(folder / name / "config.json"))
-            for name, entry in _read_json(index).items()
+            name: Part(entry[0], entry[1], read_config(folder / name / "config.json"))
+            for name, entry in named.items()
             if name in layout.classes
             and isinstance(entry, list)
             and entry[0] in LIBRARIES
@@ -218,8 +220,8 @@ def _compose(family: str, base: str, selections: Sequence[Selection]) -> Archite
 
 def _own_part(path: Path, family: str | None = None) -> Part:
     """Return the part that a config.json describes; for a text family, model_type is enough."""
-    config = _read_json(path)
-    name = config.get("_class_name") or next(iter(config.get("architectures") or []), None)
+    config = read_config(path)
+    name = find_class_name(config)
     if name is None and family in LANGUAGE_MODELS and "model_type" in config:
         name = _class_of_model_type(str(family), str(config["model_type"]))
     if name is None:
@@ -227,7 +229,7 @@ def _own_part(path: Path, family: str | None = None) -> Part:
             f"{path}: it names no class (architectures or _class_name)",
             hint="complete the model's config.json",
         )
-    return Part("diffusers" if "_class_name" in config else "transformers", str(name), config)
+    return Part("diffusers" if "_class_name" in config else "transformers", name, config)
 
 
 def _class_of_model_type(family: str, model_type: str) -> str | None:
@@ -259,17 +261,6 @@ def _check(family: str, source: str, parts: Mapping[str, Part]) -> Architecture:
             hint="check `base` and `family`",
         )
     return Architecture(family, source, parts)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PipelineError(
-            f"{path}: {error.strerror if isinstance(error, OSError) else error}",
-            hint="a base is described by its config.json files; complete the folder",
-        ) from error
-    return document
 
 
 SIDE = 256

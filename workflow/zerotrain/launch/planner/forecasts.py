@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import digest, file_sha256, write_whole
+from zerotrain.artifact.documents import read_object
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.sources import source_files
 from zerotrain.config.models import Phase
@@ -130,10 +131,9 @@ def _code(family: str, *, is_preset: bool) -> list[str]:
 def read(key: str) -> Forecast | None:
     """Return a forecast from the store; None if it is missing."""
     try:
-        forecast: Forecast = json.loads((STORE / f"{key}.json").read_text(encoding="utf-8"))
+        return read_object(STORE / f"{key}.json")
     except (OSError, ValueError):
         return None
-    return forecast
 
 
 def write(key: str, forecast: Forecast) -> None:

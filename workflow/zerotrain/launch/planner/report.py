@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from ruamel.yaml import YAML
 
 from zerotrain.config.families import LANGUAGE_MODELS
-from zerotrain.config.read import parse_config, read_config
+from zerotrain.config.read import load_config, parse_config, read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.section import Memory
 from zerotrain.errors import PipelineError
@@ -70,7 +69,7 @@ def phase_report(
     raw: dict[str, Any] = {"run": "plan", "base": base, "data": {"images": "images"}}
     if config is not None:
         read_config(config)
-        raw = YAML(typ="safe").load(config.read_text(encoding="utf-8"))
+        raw = load_config(config)
     run = parse_config({**raw, "phases": [dict(values)]}, str(config or "plan"))
     name = run.phases[0].name
     return table(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import digest, write_whole
+from zerotrain.artifact.documents import parse_json, read_object
 from zerotrain.artifact.sources import source_digest
 from zerotrain.artifact.verdicts import verdicts_file
 from zerotrain.config.stage_settings import PlannedRun
@@ -73,7 +74,7 @@ def read(key: Mapping[str, Any]) -> TracedModel | None:
     """Return the trace of this key; None if it is missing or damaged."""
     try:
         path = _path(key)
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_object(path)
         content = document["content"]
         if document["sha256"] != digest(content):
             return None
@@ -96,7 +97,7 @@ def write(key: Mapping[str, Any], traced: TracedModel) -> None:
         "engines": {name: asdict(activations) for name, activations in traced.engines.items()},
     }
     try:
-        content = json.loads(json.dumps(content))
+        content = parse_json(json.dumps(content), "a trace")
         path = _path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps({"sha256": digest(content), "content": content}))
@@ -106,7 +107,7 @@ def write(key: Mapping[str, Any], traced: TracedModel) -> None:
 
 
 def _path(key: Mapping[str, Any]) -> Path:
-    return folder() / f"{digest(json.loads(json.dumps(key, default=str)))}.json"
+    return folder() / f"{digest(parse_json(json.dumps(key, default=str), 'a key'))}.json"
 
 
 def _remove_oldest(place: Path) -> None:

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from zerotrain.artifact import file_sha256, write_json
 from zerotrain.config.adapters import METHODS, PEFT_TYPE, Method, method_of
 from zerotrain.errors import PipelineError
+from zerotrain.models.adapter_config import PEFT_PREFIX
 from zerotrain.models.families import load_family
 from zerotrain.models.families.lora import (
     ADAPTER,
@@ -25,14 +26,13 @@ from zerotrain.models.families.lora import (
     LINEAR,
     PEFT_ADAPTER,
     PEFT_CONFIG,
-    PEFT_PREFIX,
     add_adapter,
     check_shapes,
     choose_targets,
     save_adapter,
 )
 from zerotrain.models.families.model_tensors import without_memory
-from zerotrain.models.pretrained import load_peft
+from zerotrain.models.pretrained import check_adapter, check_lora_file, load_peft, loading
 
 if TYPE_CHECKING:
     from zerotrain.models.families import Family
@@ -204,13 +204,15 @@ def apply(model: torch.nn.Module, folder: Path) -> torch.nn.Module:
     A denoiser's LoRA is applied as well; transformers has already applied that of a language model.
     Any other adapter puts the model into eval mode.
     """
-    if (folder / ADAPTER).is_file():
-        # The pipeline's load_lora_weights warns about text encoders without an adapter.
-        model.load_lora_adapter(  # type: ignore[operator]
-            str(folder), prefix=_trained_part(folder), weight_name=ADAPTER
-        )
-    if (folder / FOLDER / PEFT_CONFIG).is_file():
-        return apply_peft(model, folder / FOLDER)
+    with loading(str(folder)):
+        if (folder / ADAPTER).is_file():
+            check_lora_file(model, folder / ADAPTER)
+            # The pipeline's load_lora_weights warns about text encoders without an adapter.
+            model.load_lora_adapter(  # type: ignore[operator]
+                str(folder), prefix=_trained_part(folder), weight_name=ADAPTER
+            )
+        if (folder / FOLDER / PEFT_CONFIG).is_file():
+            return apply_peft(model, folder / FOLDER)
     return model
 
 
@@ -223,7 +225,9 @@ def apply_peft(model: torch.nn.Module, folder: Path) -> torch.nn.Module:
         set_peft_model_state_dict,
     )
 
-    config = PeftConfig.from_pretrained(str(folder))
+    check_adapter(model, folder)
+    with loading(str(folder)):
+        config = PeftConfig.from_pretrained(str(folder))
     if config.is_prompt_learning:
         prompted: torch.nn.Module = load_peft(model, folder)
         return prompted.eval()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,8 +12,8 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from zerotrain.artifact import file_sha256, write_json
 from zerotrain.machine.progress_bar import progress
 from zerotrain.models.families.positions import free_positions, longest_prompt
-from zerotrain.models.families.tokens import answer_start, end_tokens
-from zerotrain.models.pretrained import from_pretrained
+from zerotrain.models.families.tokens import answer_start, decode, end_tokens
+from zerotrain.models.pretrained import from_pretrained, read_config
 
 if TYPE_CHECKING:
     from zerotrain.config.models import EvaluateConfig
@@ -84,9 +83,7 @@ def answer(
                     **inputs, max_new_tokens=min(config.max_new_tokens, room), **drawn, **ids
                 )
             new = family.answers(generated, length)
-            yield from zip(
-                chosen, tokenizer.batch_decode(new, skip_special_tokens=True), strict=True
-            )
+            yield from zip(chosen, decode(tokenizer, new.tolist()), strict=True)
 
     found = dict(progress(answers(), len(prompts), "generating answers", "answer"))
     return [found[i].strip().removeprefix(begin).strip() for i in range(len(prompts))]
@@ -102,7 +99,7 @@ def name_ends(folder: Path) -> dict[str, str]:
     """
     path = folder / GENERATION
     if path.is_file():
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_config(path)
     else:
         config = GenerationConfig.from_model_config(from_pretrained(AutoConfig, folder)).to_dict()
     own = config.get("eos_token_id")

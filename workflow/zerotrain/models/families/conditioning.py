@@ -7,13 +7,13 @@ QwenImageUnit_EditImageEmbedder and FluxImageUnit_Kontext.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.layouts import LAYOUTS
+from zerotrain.models.pretrained import read_config
 
 if TYPE_CHECKING:
     from zerotrain.config.data import DataConfig
@@ -85,7 +85,7 @@ def read_pipeline(base: Path) -> str | None:
         OSError: the folder has no model_index.json.
         ValueError: it is not JSON.
     """
-    index = json.loads((base / "model_index.json").read_text(encoding="utf-8"))
+    index = read_config(base / "model_index.json")
     found = index.get("_class_name") if isinstance(index, dict) else None
     if found == "FluxPipeline" and (base / IMAGE_EMBEDDER).is_dir():
         return REDUX

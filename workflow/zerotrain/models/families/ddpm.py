@@ -5,7 +5,6 @@ Ho et al., "Denoising Diffusion Probabilistic Models" (2020), https://arxiv.org/
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from diffusers import DDPMScheduler
 
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.loss_functions import LossFunction, masked
-from zerotrain.models.pretrained import from_config
+from zerotrain.models.pretrained import from_config, read_config
 
 if TYPE_CHECKING:
     from zerotrain.models.families import Batch
@@ -49,7 +48,7 @@ def read_noise_schedule(folder: Path) -> NoiseSchedule:
         PipelineError: the scheduler belongs to another kind of training (EDM, flow matching).
     """
     path = folder / "scheduler_config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_config(path)
     name = str(config.get("_class_name"))
     prediction_type = str(config.get("prediction_type", "epsilon"))
     if name.startswith(("EDM", "Flow")) or prediction_type not in PREDICTION_TYPES:

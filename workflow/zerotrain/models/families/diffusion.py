@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import diffusers
 import torch
 
+from zerotrain.artifact.documents import read_bytes
 from zerotrain.errors import PipelineError
+from zerotrain.machine.regular_file import write_bytes
 from zerotrain.models.families.conditioning import (
     CONDITIONED_PRESETS,
     Conditioning,
@@ -154,7 +156,7 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
 
     def write_config(self, config: Path, dtype: torch.dtype, folder: Path) -> dict[str, str]:
         """Copy the base's config.json, which names no type."""
-        shutil.copyfile(config, folder / CONFIG)
+        write_bytes(folder / CONFIG, read_bytes(config, follow_links=True))
         return {}
 
     def _class(self) -> Any:

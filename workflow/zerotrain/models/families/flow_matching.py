@@ -6,7 +6,6 @@ https://arxiv.org/abs/2403.03206: the path of section 2, the densities and weigh
 
 from __future__ import annotations
 
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.loss_functions import LossFunction, masked
-from zerotrain.models.pretrained import from_config
+from zerotrain.models.pretrained import from_config, read_config
 
 if TYPE_CHECKING:
     from zerotrain.models.families import Batch
@@ -33,7 +32,7 @@ def read_flow_scheduler(folder: Path) -> FlowMatchEulerDiscreteScheduler:
         PipelineError: it belongs to another kind of training.
     """
     path = folder / "scheduler_config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_config(path)
     name = str(config.get("_class_name"))
     if name != SCHEDULER:
         raise PipelineError(

@@ -7,7 +7,6 @@ the guidance as an input, `schnell` takes none.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +35,7 @@ from zerotrain.models.families.patches import (
 from zerotrain.models.families.pipelines import PipelineEncoders, latents_of, prompt_length
 from zerotrain.models.families.placement import sampling_dtype
 from zerotrain.models.families.token_routing import routing
+from zerotrain.models.pretrained import read_config
 
 if TYPE_CHECKING:
     from zerotrain.config.models import EvaluateConfig
@@ -156,7 +156,7 @@ class Flux(PackedFamily):
 
     def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> FluxObjective:
         """Build the objective that the base's noise scheduler describes."""
-        config = json.loads((base / self.trained_part / "config.json").read_text(encoding="utf-8"))
+        config = read_config(base / self.trained_part / "config.json")
         given = dict(settings or {})
         guidance = given.pop("flux_guidance_value", 1.0)
         return FluxObjective(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from zerotrain.models.families.answering import answer, name_ends
 from zerotrain.models.families.model_family import CONFIG, ModelFamily
 from zerotrain.models.families.model_tensors import stored_tensors, write_model
 from zerotrain.models.families.tokens import IGNORED
-from zerotrain.models.pretrained import from_config, from_pretrained
+from zerotrain.models.pretrained import from_config, from_pretrained, read_config
 
 if TYPE_CHECKING:
     from zerotrain.config.models import EvaluateConfig
@@ -124,7 +123,7 @@ class LanguageFamily(ModelFamily):
 
     def write_config(self, config: Path, dtype: torch.dtype, folder: Path) -> dict[str, str]:
         """Write config.json if it names another type: from_pretrained loads in the named type."""
-        content = json.loads(config.read_text(encoding="utf-8"))
+        content = read_config(config)
         key = "torch_dtype" if "torch_dtype" in content else "dtype"
         named = str(dtype).split(".")[-1]
         if content.get(key) == named:

@@ -22,19 +22,17 @@ from zerotrain.config.families import ROOT
 from zerotrain.config.parameter_patterns import matches
 from zerotrain.config.suggestions import nearest
 from zerotrain.errors import PipelineError
+from zerotrain.models.adapter_config import ADAPTER_CONFIG, METADATA, PEFT_PREFIX
 
 if TYPE_CHECKING:
     from zerotrain.models.families import Family
 
 ADAPTER = "pytorch_lora_weights.safetensors"
 """The file that diffusers' load_lora_weights looks for in a folder."""
-PEFT_ADAPTER, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+PEFT_ADAPTER, PEFT_CONFIG = "adapter_model.safetensors", ADAPTER_CONFIG
 """The files that peft and transformers look for."""
-PEFT_PREFIX = "base_model.model."
 TASKS = {"AutoModelForCausalLM": "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
 """peft's names of the classes of language models."""
-METADATA = "lora_adapter_metadata"
-"""Key of rank and alpha in the file's header, for diffusers."""
 INITIAL: dict[str, bool | str] = {"default": True}
 """peft's values of init_lora_weights that have another name here."""
 LINEAR: tuple[type, ...] = (torch.nn.Linear, Conv1D)

@@ -7,7 +7,6 @@ autoencoder of `nano`, wider text encoders and a denoiser with ten times as many
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import string
@@ -24,6 +23,7 @@ from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageCaus
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPTextConfig, CLIPTokenizer, T5Config, T5Tokenizer
 
+from zerotrain.artifact.documents import parse_json
 from zerotrain.data.crop import to_pixels
 from zerotrain.machine.progress_bar import progress
 
@@ -74,7 +74,9 @@ def train_tokenizer(captions: Sequence[str]) -> Any:
             show_progress=False,
         ),
     )
-    merges = [tuple(pair) for pair in json.loads(trained.to_str())["model"]["merges"]]
+    merges = [
+        tuple(pair) for pair in parse_json(trained.to_str(), "the tokenizer")["model"]["merges"]
+    ]
     tokens = [
         *alphabet,
         *(byte + "</w>" for byte in alphabet),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from zerotrain.models.families.prompt_tokens import (
     set_prompt_tokenizers,
     token_limits,
 )
-from zerotrain.models.pretrained import from_config, from_pretrained
+from zerotrain.models.pretrained import from_config, from_pretrained, read_config
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -89,7 +88,7 @@ class PipelineSampling(ConditionedSampling):
 
     def pipeline_name(self, folder: Path) -> str:
         """Return the class that a folder's model_index.json names, if it is one of the family's."""
-        index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+        index = read_config(folder / "model_index.json")
         named = index.get("_class_name")
         return named if named in self.pipelines else self.pipeline
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from zerotrain.errors import PipelineError
 from zerotrain.models.families import adapters
 from zerotrain.models.families.prompt_tokens import set_prompt_tokenizers
-from zerotrain.models.pretrained import from_pretrained
+from zerotrain.models.pretrained import from_pretrained, read_config
 
 
 def pipeline_class(name: str) -> Any:
@@ -37,7 +36,7 @@ def load_pipeline(
     A part that is null in the folder's model_index.json is passed as None: diffusers accepts that
     for some parts only as an argument. An adapter next to the parts is applied to the denoiser.
     """
-    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    index = read_config(folder / "model_index.json")
     absent = {name: None for name, entry in index.items() if entry == [None, None]}
     # The libraries' progress bars would fill a log with one line per file.
     diffusers_logging.disable_progress_bar()

@@ -16,8 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zerotrain.models.families.tokenizer_process import call
+from zerotrain.models.pretrained import loading
+
 TRUNCATE, CHUNK = "truncate", "chunk"
 """Values of train.long_captions."""
+AT_A_TIME = 64
+"""Texts of a call."""
 LETTERS_PER_TOKEN = 6
 """More than most texts have; if a text has more, more of it is read."""
 
@@ -53,8 +58,7 @@ class PromptTokenizer:
     def count(self, prompts: Sequence[str]) -> list[int]:
         """Count the tokens of each prompt, including special ones."""
         distinct = list(dict.fromkeys(prompts))
-        found = self._tokenizer(distinct, verbose=False).input_ids if distinct else []
-        counts = {prompt: len(ids) for prompt, ids in zip(distinct, found, strict=True)}
+        counts = dict(zip(distinct, count_tokens(self._tokenizer, distinct), strict=True))
         return [counts[prompt] for prompt in prompts]
 
     def chunks(self, prompts: Sequence[str]) -> list[int]:
@@ -75,11 +79,13 @@ class PromptTokenizer:
         that is cut there has the same tokens as the start of the whole text.
         """
         if not isinstance(text, list) or options.get("padding") != "max_length":
+            count_tokens(self._tokenizer, [text] if isinstance(text, str) else text)
             return self._tokenizer(text, **options)
         limit = options["max_length"]
         length = LETTERS_PER_TOKEN * limit
         while True:
             starts = [_words_within(one, length) for one in text]
+            count_tokens(self._tokenizer, starts)
             found = self._tokenizer(starts, **options)
             kept = [int(sum(row)) for row in found.attention_mask]
             if all(
@@ -92,6 +98,7 @@ class PromptTokenizer:
     def _later_chunk(self, prompts: Sequence[str]) -> Any:
         room, tokenizer = self._room(), self._tokenizer
         start = self.chunk * room
+        count_tokens(tokenizer, prompts)
         whole = tokenizer(list(prompts), add_special_tokens=False, verbose=False).input_ids
         first, last = tokenizer.bos_token_id, tokenizer.eos_token_id
         rows = [[first, *ids[start : start + room], last] for ids in whole]
@@ -101,6 +108,23 @@ class PromptTokenizer:
             max_length=tokenizer.model_max_length,
             return_tensors="pt",
         )
+
+
+def count_tokens(tokenizer: Any, texts: Sequence[str]) -> list[int]:
+    """Count the tokens of texts, including special ones.
+
+    It is also a trial: what follows in this process ends as soon.
+
+    Raises:
+        PipelineError: the tokenizer takes more time or memory than such texts need.
+    """
+    parts = (texts[start : start + AT_A_TIME] for start in range(0, len(texts), AT_A_TIME))
+    return [count for part in parts for count in call(tokenizer, _lengths, list(part))]
+
+
+def _lengths(tokenizer: Any, texts: list[str]) -> list[int]:
+    with loading(f"the tokenizer {tokenizer.name_or_path}"):
+        return [len(ids) for ids in tokenizer(texts, verbose=False).input_ids]
 
 
 def _words_within(text: str, length: int) -> str:

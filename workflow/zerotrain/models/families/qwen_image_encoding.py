@@ -20,6 +20,7 @@ from transformers import Qwen2Tokenizer, Qwen2VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from zerotrain.errors import PipelineError
+from zerotrain.models.families.prompt_tokens import count_tokens
 from zerotrain.models.pretrained import from_pretrained
 
 PLAIN = "QwenImagePipeline"
@@ -125,7 +126,7 @@ def count_text_tokens(pipeline: Any, prompts: Sequence[str]) -> list[int]:
     """Count the tokens of each prompt and of the template after it, without images."""
     ending = pipeline.prompt_template_encode.split("{}")[1]
     tokenizer = pipeline.tokenizer
-    return [len(tokenizer(prompt + ending, verbose=False).input_ids) for prompt in prompts]
+    return count_tokens(tokenizer, [prompt + ending for prompt in prompts])
 
 
 def to_images(pixels: torch.Tensor) -> list[Image.Image]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,11 +19,13 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Q
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from zerotrain.artifact import write_json
+from zerotrain.artifact.documents import parse_json
 from zerotrain.models.families.layouts import MODEL_INDEX
 from zerotrain.models.families.nano import TEXT_WIDTH, VOCABULARY
 from zerotrain.models.families.pipelines import pipeline_class
 from zerotrain.models.families.qwen_image_encoding import EDIT, EDIT_PLUS, PLAIN, PROCESSOR
 from zerotrain.models.families.small_pipeline import SmallPipeline, SmallSpec
+from zerotrain.models.pretrained import read_config
 
 END, START, PADDING = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
 VISION_TOKENS = {
@@ -94,7 +95,7 @@ def train_tokenizer(captions: Sequence[str], template: str, special: Sequence[st
     )
     texts = (part for c in captions for part in re.split(r"<\|\w+\|>", template.format(c)))
     trained.train_from_iterator(texts, trainer)
-    model = json.loads(trained.to_str())["model"]
+    model = parse_json(trained.to_str(), "the tokenizer")["model"]
     return Qwen2Tokenizer(
         vocab=model["vocab"],
         merges=[tuple(pair) for pair in model["merges"]],
@@ -177,7 +178,7 @@ def add_processor(spec: SmallSpec, out: Path) -> None:
         merge_size=VISION["spatial_merge_size"],
     ).save_pretrained(out / PROCESSOR)
     spec.tokenizers["tokenizer"].save_pretrained(out / PROCESSOR)
-    index = json.loads((out / MODEL_INDEX).read_text(encoding="utf-8"))
+    index = read_config(out / MODEL_INDEX)
     index |= {"_class_name": spec.pipeline, PROCESSOR: ["transformers", "Qwen2VLProcessor"]}
     write_json(out / MODEL_INDEX, index)
 

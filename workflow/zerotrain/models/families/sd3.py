@@ -7,7 +7,6 @@ follows diffusers' examples/dreambooth/train_dreambooth_sd3.py, without precondi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from zerotrain.models.families.flow_matching import FlowMatchingObjective, read_
 from zerotrain.models.families.patches import JointTransformerFamily, check_patches, check_positions
 from zerotrain.models.families.pipelines import PipelineEncoders, latents_of, prompt_length
 from zerotrain.models.families.token_routing import routing
+from zerotrain.models.pretrained import read_config
 
 if TYPE_CHECKING:
     from zerotrain.models.families import Batch
@@ -34,9 +34,7 @@ class Sd3Encoders(PipelineEncoders):
         super().__init__("StableDiffusion3Pipeline", base, device, dtype)
         pipeline = self.pipeline
         self.length = prompt_length(pipeline, pipeline.tokenizer_3, max_sequence_length, 512)
-        self._transformer = json.loads(
-            (base / "transformer" / "config.json").read_text(encoding="utf-8")
-        )
+        self._transformer = read_config(base / "transformer" / "config.json")
         if pipeline.text_encoder_3 is None:
             # Zeros replace its embeddings; their width comes from the transformer's config.
             pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**self._transformer))
@@ -77,9 +75,7 @@ class Sd3Objective(FlowMatchingObjective):
     def __init__(self, base: Path, settings: Mapping[str, Any] | None) -> None:
         scheme = FAMILIES["sd3"].weighting_scheme
         super().__init__(read_flow_scheduler(base / "scheduler"), settings, scheme)
-        self._transformer = json.loads(
-            (base / "transformer" / "config.json").read_text(encoding="utf-8")
-        )
+        self._transformer = read_config(base / "transformer" / "config.json")
 
     def predict(
         self, model: torch.nn.Module, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Batch

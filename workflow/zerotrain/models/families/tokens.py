@@ -12,20 +12,21 @@ as when its answer is generated.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from zerotrain.data.conversation import PROMPT
 from zerotrain.errors import PipelineError
-from zerotrain.machine.confined import Confined, RaisedError
 from zerotrain.models.families import Tokens
+from zerotrain.models.families.tokenizer_process import call
 from zerotrain.models.pretrained import loading
 
 if TYPE_CHECKING:
     from zerotrain.data.conversation import Message
 
+Turn = tuple[str, str]
+"""Role and content."""
 IGNORED = -100
 """The label of a token that is not learned."""
 ANSWER = "zerotrain"
@@ -39,48 +40,34 @@ CLOCK = (
     + " }}{% endmacro %}"
 )
 """Put before a template, it replaces transformers' function that returns the current date."""
-_RENDERER: dict[tuple[str, str], Confined] = {}
-"""The last template, in a process of its own: one of others can loop forever, at any turn."""
+MOST_LETTERS, LETTERS_PER_LETTER = 200_000, 100
+"""Most letters that a template makes of a conversation, besides so many for each of its own."""
 
 
 def causal_tokens(tokenizer: Any, messages: Sequence[Message], max_length: int) -> Tokens | None:
     """Tokenise a conversation for a causal model, cut at the end; None if no answer is left."""
-    input_ids, labels = [], []
-    segments = _segments(tokenizer, messages)
-    for ids, learned in segments:
-        input_ids += ids
-        labels += ids if learned else [IGNORED] * len(ids)
-    if all(label == IGNORED for label in labels[:max_length]):
-        return None
-    answers = sum(message.role == "assistant" for message in messages)
-    left_out = answers - sum(learned for _, learned in segments)
-    return Tokens(input_ids[:max_length], labels[:max_length], left_out)
+    found = call(tokenizer, _causal_tokens, messages, max_length)
+    return None if found is None else Tokens(*found)
 
 
 def causal_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """Return the tokens that precede the answer to the last question."""
-    return [token for ids, _ in _segments(tokenizer, messages) for token in ids]
+    return [*call(tokenizer, _causal_prompt, messages)]
 
 
 def seq2seq_tokens(tokenizer: Any, messages: Sequence[Message], max_length: int) -> Tokens:
     """Tokenise a conversation for a seq2seq model; source and answer are each cut."""
-    source = seq2seq_prompt(tokenizer, messages[:-1], max_length)
-    return Tokens(source, _cut(tokenizer, messages[-1].content, max_length))
+    return Tokens(*call(tokenizer, _seq2seq_tokens, messages, max_length))
 
 
 def seq2seq_prompt(tokenizer: Any, messages: Sequence[Message], max_length: int) -> list[int]:
     """Return the tokens that a seq2seq model reads to answer the last question."""
-    return _cut(tokenizer, "\n".join(message.content for message in messages), max_length)
+    return [*call(tokenizer, _seq2seq_prompt, messages, max_length)]
 
 
 def end_tokens(tokenizer: Any) -> set[int]:
     """Return the tokens that may end an answer: the tokenizer's and its chat template's."""
-    found = {int(tokenizer.eos_token_id)}
-    if tokenizer.chat_template:
-        added = tokenizer.added_tokens_decoder
-        after = _plain_ids(tokenizer, _around_answer(tokenizer)[1])
-        found.update([token for token in after if token in added and added[token].special][:1])
-    return found
+    return {*call(tokenizer, _end_tokens)}
 
 
 def answer_start(tokenizer: Any) -> str:
@@ -88,6 +75,50 @@ def answer_start(tokenizer: Any) -> str:
 
     Generated text starts with it, too.
     """
+    return str(call(tokenizer, _answer_start))
+
+
+def decode(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
+    """Return the text of each row of tokens, without special ones."""
+    return [*call(tokenizer, _decode, [list(row) for row in rows])]
+
+
+def _causal_tokens(tokenizer: Any, messages: Sequence[Turn], max_length: int) -> Any:
+    input_ids, labels = [], []
+    segments = _segments(tokenizer, messages)
+    for ids, learned in segments:
+        input_ids += ids
+        labels += ids if learned else [IGNORED] * len(ids)
+    if all(label == IGNORED for label in labels[:max_length]):
+        return None
+    answers = sum(role == "assistant" for role, _ in messages)
+    left_out = answers - sum(learned for _, learned in segments)
+    return input_ids[:max_length], labels[:max_length], left_out
+
+
+def _causal_prompt(tokenizer: Any, messages: Sequence[Turn]) -> list[int]:
+    return [token for ids, _ in _segments(tokenizer, messages) for token in ids]
+
+
+def _seq2seq_tokens(tokenizer: Any, messages: Sequence[Turn], max_length: int) -> Any:
+    source = _seq2seq_prompt(tokenizer, messages[:-1], max_length)
+    return source, _cut(tokenizer, messages[-1][1], max_length)
+
+
+def _seq2seq_prompt(tokenizer: Any, messages: Sequence[Turn], max_length: int) -> list[int]:
+    return _cut(tokenizer, "\n".join(content for _, content in messages), max_length)
+
+
+def _end_tokens(tokenizer: Any) -> list[int]:
+    found = [int(tokenizer.eos_token_id)]
+    if tokenizer.chat_template:
+        added = tokenizer.added_tokens_decoder
+        after = _plain_ids(tokenizer, _around_answer(tokenizer)[1])
+        found += [token for token in after if token in added and added[token].special][:1]
+    return found
+
+
+def _answer_start(tokenizer: Any) -> str:
     if not tokenizer.chat_template:
         return ""
     ids = _plain_ids(tokenizer, _around_answer(tokenizer)[0])
@@ -95,26 +126,31 @@ def answer_start(tokenizer: Any) -> str:
     return text.strip()
 
 
-def _segments(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[list[int], bool]]:
+def _decode(tokenizer: Any, rows: list[list[int]]) -> list[str]:
+    found: list[str] = tokenizer.batch_decode(rows, skip_special_tokens=True)
+    return found
+
+
+def _segments(tokenizer: Any, messages: Sequence[Turn]) -> list[tuple[list[int], bool]]:
     """Return the tokens of each segment of a conversation, and whether it is learned."""
-    as_is = any(message.role == PROMPT for message in messages)
+    as_is = any(role == PROMPT for role, _ in messages)
     if tokenizer.chat_template and not as_is:
         return _chat_segments(tokenizer, messages)
     found: list[tuple[list[int], bool]] = []
     after = "" if as_is else "\n"
-    for message in messages:
-        if message.role == "assistant":
-            ids = _plain_ids(tokenizer, message.content)
+    for role, content in messages:
+        if role == "assistant":
+            ids = _plain_ids(tokenizer, content)
             found.append(([*ids, tokenizer.eos_token_id], True))
         elif found:
-            found.append((_plain_ids(tokenizer, message.content + after), False))
+            found.append((_plain_ids(tokenizer, content + after), False))
         else:  # with the token that begins a text, if the tokenizer has one
-            ids = _ids(tokenizer, message.content + after)
-            found.append((ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids, False))
+            ids = _ids(tokenizer, content + after)
+            found.append((ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids, False))
     return found
 
 
-def _chat_segments(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[list[int], bool]]:
+def _chat_segments(tokenizer: Any, messages: Sequence[Turn]) -> list[tuple[list[int], bool]]:
     """Render a conversation with its chat template, split before and after each answer.
 
     Text that follows only the last answer is not learned after earlier ones. Templates of reasoning
@@ -123,8 +159,8 @@ def _chat_segments(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[li
     """
     found: list[tuple[list[int], bool]] = []
     before = shown = ""
-    places = [n for n, message in enumerate(messages) if message.role == "assistant"]
-    if messages[-1].role != "assistant":
+    places = [n for n, (role, _) in enumerate(messages) if role == "assistant"]
+    if messages[-1][0] != "assistant":
         places.append(len(messages))
     for place in places:
         asked, before = before, _rendered(tokenizer, messages[:place], question=True)
@@ -166,38 +202,36 @@ def _around_answer(tokenizer: Any) -> tuple[str, str]:
     return start.removeprefix(before) if start.startswith(before) else "", end
 
 
-def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]], *, question: bool) -> str:
+def _rendered(tokenizer: Any, messages: Sequence[Turn], *, question: bool) -> str:
+    """Render turns, with or without what an answer begins with.
+
+    Raises:
+        PipelineError: the template takes no such turns, or makes too much of them.
+    """
     turns = [{"role": role, "content": content} for role, content in messages]
     try:
-        return _renderer(tokenizer)(json.dumps([turns, question]))
-    except (RaisedError, ValueError, TypeError) as error:
+        template = tokenizer.get_chat_template()
+        rendered: str = tokenizer.apply_chat_template(
+            turns,
+            chat_template=CLOCK + template if "strftime_now" in template else template,
+            tokenize=False,
+            add_generation_prompt=question,
+        )
+    except MemoryError:
+        raise
+    except Exception as error:  # a template can raise anything
         raise PipelineError(
             "the tokenizer's chat template takes no turns of "
-            f"{', '.join(role for role, _ in messages)}: {error}",
+            f"{', '.join(role for role, _ in messages)}: {error or type(error).__name__}",
             hint="give it turns that it takes, or another template next to the base's tokenizer",
         ) from error
-
-
-def _renderer(tokenizer: Any) -> Confined:
-    """Return a function that renders turns, with or without what an answer begins with."""
-    template = tokenizer.get_chat_template()
-    if "strftime_now" in template:
-        template = CLOCK + template
-    key = (template, str(tokenizer.special_tokens_map))
-    if key not in _RENDERER:
-
-        def render(given: str) -> str:
-            turns, question = json.loads(given)
-            rendered: str = tokenizer.apply_chat_template(
-                turns, chat_template=template, tokenize=False, add_generation_prompt=question
-            )
-            return rendered
-
-        for other in _RENDERER.values():
-            other.close()
-        _RENDERER.clear()
-        _RENDERER[key] = Confined(render, "chat template")
-    return _RENDERER[key]
+    given = sum(len(content) for _, content in messages)
+    if len(rendered) > MOST_LETTERS + LETTERS_PER_LETTER * given:
+        raise PipelineError(
+            f"the tokenizer's chat template makes {len(rendered):,} letters of {given:,}",
+            hint="it is damaged or made to harm; take the one that the model was published with",
+        )
+    return rendered
 
 
 def _plain_ids(tokenizer: Any, text: str) -> list[int]:

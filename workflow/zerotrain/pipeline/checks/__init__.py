@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from zerotrain.artifact import read_manifest
+from zerotrain.artifact.documents import read_text
 from zerotrain.artifact.layout import DataFolder, RunFolder
 from zerotrain.config.data import DataConfig
 from zerotrain.config.problems import InvalidConfigError, Problem, collect_errors, join_problems
@@ -27,6 +28,7 @@ from zerotrain.pipeline.checks.data import (
     check_source,
     forget_data,
 )
+from zerotrain.pipeline.checks.paths import check_paths
 from zerotrain.pipeline.checks.phases import check_phases
 
 FORMER_DTYPE = "fp32"
@@ -61,7 +63,7 @@ def check_runs(runs: Mapping[str, RunConfig]) -> None:
     for file, run in runs.items():
         if problems := find_problems(run):
             path = Path(file)
-            text = path.read_text(encoding="utf-8") if path.is_file() else None
+            text = read_text(path, follow_links=True) if path.is_file() else None
             raise join_problems(file, [Problem(p.what, p.hint) for p in problems], text)
 
 
@@ -73,6 +75,8 @@ def forget_checks() -> None:
 
 def _problems_of_values(raw: Mapping[str, Any]) -> list[PipelineError]:
     """List what is wrong with the base and the data of a file whose other values are invalid."""
+    if found := check_paths(raw):
+        return found
     found = list(check_named_base(raw.get("family", "sdxl"), raw.get("base"), raw.get("revision")))
     try:
         return [*found, *check_source(DataConfig.model_validate(raw.get("data")))]
@@ -82,7 +86,7 @@ def _problems_of_values(raw: Mapping[str, Any]) -> list[PipelineError]:
 
 def find_problems(run: RunConfig) -> list[PipelineError]:
     """List what stages would refuse in a valid configuration, in the order of its file."""
-    return [
+    return check_paths(run.model_dump()) or [
         *check_base(run),
         *check_resume(run),
         *check_data(run),

@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from zerotrain import artifact
+from zerotrain.artifact.documents import read_header
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.config.adapters import is_excluded, is_target
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS, PRESETS
@@ -31,7 +32,6 @@ from zerotrain.models.composed_base import Selection, read_selections
 from zerotrain.models.families.layouts import MODEL_INDEX
 from zerotrain.models.hub import HUB_ID, check_no_revision, open_location
 from zerotrain.models.single_file_base import check_single_file, find_single_file
-from zerotrain.models.sizes import read_header
 from zerotrain.pipeline.checks.architecture import check_resolutions, check_token_routes
 
 TARGETS, EXCLUDED = "lora.target_modules", "base_model_exclude_modules"
@@ -230,7 +230,7 @@ def _parameter_names(family: str, base: str) -> tuple[str, ...]:
     for name, file in _choose_files(family, base).items():
         if in_part(name, layout_of(family).trained_part) and name.endswith(".safetensors"):
             try:
-                found += read_header(folder / file)
+                found += read_header(folder / file, follow_links=True).tensors
             except PipelineError:  # the stage that reads the file reports the damage
                 return ()
     return tuple(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import shutil
 import subprocess
@@ -15,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact.documents import DocumentError, check_object, parse_json
 from zerotrain.errors import PipelineError
+from zerotrain.machine.regular_file import write_text
 from zerotrain.pipeline.cluster.slurm import Partition
 from zerotrain.pipeline.cluster.trial_node import ANSWERED, ASKED, seconds_until
 
@@ -75,7 +76,7 @@ def try_job(partition: Partition, folder: Path, account: str | None, wait_s: flo
             trial.failure = f"srun: {error.strerror}"
             return trial
         with job:
-            (shared / ASKED).write_text(word, encoding="utf-8")
+            write_text(shared / ASKED, word)
             try:
                 _listen(job, shared, trial)
             except BaseException:
@@ -92,8 +93,8 @@ def _listen(job: subprocess.Popen[str], shared: Path, trial: Trial) -> None:
     for line in job.stdout or ():
         arrived = time.time()
         try:
-            facts = json.loads(line)
-        except ValueError:  # output of a prolog or of a shell's start-up file
+            facts = check_object(parse_json(line, "srun"), "srun")
+        except DocumentError:  # output of a prolog or of a shell's start-up file
             continue
         trial.facts |= facts
         if "time" in facts:

@@ -16,6 +16,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact.documents import read_text
+from zerotrain.machine.regular_file import write_text
+
 ASKED, ANSWERED = "asked", "answered"
 """Files that each side writes to show that the folder is shared."""
 LONGEST_WAIT = 60.0
@@ -30,9 +33,7 @@ def main(folder: Path) -> None:
     waited = seconds_until(folder / ASKED)
     _say({"asked_after": waited})
     if waited is not None:
-        (folder / ANSWERED).write_text(
-            (folder / ASKED).read_text(encoding="utf-8"), encoding="utf-8"
-        )
+        write_text(folder / ANSWERED, read_text(folder / ASKED))
         _say({"answered": time.time()})
     temporary = Path(tempfile.gettempdir())
     _say(
@@ -51,7 +52,7 @@ def seconds_until(file: Path) -> float | None:
     while time.monotonic() - start < LONGEST_WAIT:
         try:
             os.listdir(file.parent)  # makes NFS look again for a file that it cached as missing
-            if file.read_text(encoding="utf-8"):
+            if read_text(file):
                 return time.monotonic() - start
         except OSError:
             pass

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zerotrain import artifact
+from zerotrain.artifact.documents import DocumentError, read_text
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.config.read import read_config
 from zerotrain.config.runs import find_config
@@ -19,6 +20,7 @@ from zerotrain.machine import disk
 from zerotrain.machine.detect import Machine
 from zerotrain.pipeline.doctor.report import Report
 from zerotrain.pipeline.lineage.chain import facts_of
+from zerotrain.pipeline.watch.state import describe_fault
 from zerotrain.state.ran_on import RanOn
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.process import machine_check, swap_folder
@@ -157,16 +159,19 @@ def _newest(progress: Path) -> dict[str, Any] | None:
 
 
 def _last_log(folder: Path) -> list[str]:
-    logs = sorted((folder / "logs").glob("*.log"), key=lambda path: path.stat().st_mtime)
+    logs = sorted((folder / "logs").glob("*.log"), key=lambda path: path.lstat().st_mtime)
     if not logs:
         return []
-    lines = logs[-1].read_text(errors="replace", encoding="utf-8").splitlines()[-LOG_LINES:]
+    try:
+        lines = read_text(logs[-1], errors="replace").splitlines()[-LOG_LINES:]
+    except (OSError, DocumentError) as error:
+        return [describe_fault(error)]
     return [f"{logs[-1]}, its last lines:", *(f"| {line[:LONGEST_LINE]}" for line in lines)]
 
 
 def _without_comments(file: Path) -> list[str]:
     try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        return [f"cannot be read: {error.strerror}"]
+        lines = read_text(file, follow_links=True, errors="replace").splitlines()
+    except (OSError, DocumentError) as error:
+        return [describe_fault(error)]
     return [f"| {line}" for line in lines if line.strip() and not line.lstrip().startswith("#")]

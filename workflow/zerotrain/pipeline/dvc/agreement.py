@@ -21,7 +21,6 @@ import atexit
 import contextlib
 import importlib.util
 import os
-import shlex
 import subprocess
 import sys
 import time
@@ -41,11 +40,10 @@ from zerotrain.pipeline.dvc.changes import (
     read_journal,
     update_journal,
 )
-from zerotrain.pipeline.dvc.jobs import config_of, in_order, stage_name
+from zerotrain.pipeline.dvc.files import LOCK, PIPELINE
+from zerotrain.pipeline.dvc.jobs import config_of, in_order, stage_name, words_of
 from zerotrain.pipeline.dvc.pipeline import (
     GUARD,
-    LOCK,
-    PIPELINE,
     is_current,
     is_ours,
     load_pipeline,
@@ -192,8 +190,8 @@ def outputs_of(config: Path) -> dict[str, list[str]]:
     found = {}
     for name, stage in (pipeline_here().get("stages") or {}).items():
         if is_ours(stage) and name != GUARD:
-            words = shlex.split(stage["cmd"])
-            if config_of(stage["cmd"]) == config:
+            words = words_of(stage["cmd"])
+            if config_of(stage["cmd"]) == config and "--" in words:
                 found[name] = words[words.index("--") + 1 :]
     return found
 

@@ -24,6 +24,9 @@ from typing import Any
 import psutil
 
 from zerotrain.artifact import write_whole
+from zerotrain.artifact.documents import read_object
+from zerotrain.config.read import load_config
+from zerotrain.errors import PipelineError
 from zerotrain.pipeline.job_files import inputs_of
 
 MISSING = object()
@@ -33,7 +36,7 @@ JOURNAL = Path(".snakemake/agreement.json")
 def read_journal() -> dict[str, Any]:
     """Read the journal; return an empty mapping if it is missing or invalid."""
     try:
-        found: dict[str, Any] = json.loads(JOURNAL.read_text(encoding="utf-8"))
+        found = read_object(JOURNAL)
         found["looked"] = float(found.get("looked", 0.0))
         if running := found.get("running"):
             found["running"] = {key: running[key] for key in ("pid", "host", "began", "given")}
@@ -144,12 +147,9 @@ def changed_at(path: str) -> float:
 
 
 def _read(config: Path) -> Any:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     try:
-        return YAML(typ="safe").load(config.read_text(encoding="utf-8"))
-    except (OSError, YAMLError):
+        return load_config(config)
+    except PipelineError:
         return None  # the file is being edited
 
 

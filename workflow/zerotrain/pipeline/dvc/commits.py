@@ -10,11 +10,13 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from zerotrain.artifact.documents import DocumentError, read_text
 from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.dvc.pipeline import LOCK
+from zerotrain.machine.regular_file import open_to_read
+from zerotrain.pipeline.dvc.files import LOCK, Stage, parse_lock
 from zerotrain.pipeline.dvc.storage import open_repo
 
 if TYPE_CHECKING:
@@ -37,7 +39,9 @@ def git(*words: str) -> str:
     """
     try:
         command = ["git", "-c", "core.quotepath=off", *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False
+        )
     except FileNotFoundError as error:
         raise PipelineError("git is not installed", hint="install git") from error
     if done.returncode:
@@ -100,7 +104,7 @@ class Found:
     stage: str
     path: str
     """The output that was recorded with these bytes, or that contains them."""
-    lock: dict[str, Any]
+    lock: dict[str, Stage]
     """The stages of that dvc.lock."""
 
     def lines(self) -> list[str]:
@@ -115,12 +119,15 @@ class Found:
             stage = self.lock[name]
             lines.append(f"{name}:")
             for file, values in stage.get("params", {}).items():
-                lines += [f"  {file}: {key} = {json.dumps(v)}" for key, v in values.items()]
+                lines += [
+                    f"  {file}: {key} = {json.dumps(v, default=str)}" for key, v in values.items()
+                ]
             for dep in stage.get("deps", []):
+                md5 = dep.get("md5", "unknown")
                 if dep["path"].startswith(CODE):
-                    code[dep["path"]] = dep["md5"]
+                    code[dep["path"]] = md5
                 else:
-                    lines.append(f"  {dep['path']}  md5 {dep['md5']}")
+                    lines.append(f"  {dep['path']}  md5 {md5}")
         lines.append("code of these stages:")
         return lines + [f"  {path}  md5 {md5}" for path, md5 in sorted(code.items())]
 
@@ -130,16 +137,17 @@ class Found:
             out["path"]: name for name, stage in self.lock.items() for out in stage.get("outs", [])
         }
         ordered: list[str] = []
-
-        def add(name: str) -> None:
-            for dep in self.lock[name].get("deps", []):
+        seen, waiting = {self.stage}, [self.stage]
+        while waiting:
+            for dep in self.lock[waiting[-1]].get("deps", []):
                 places = (dep["path"], *map(str, Path(dep["path"]).parents))
                 maker = next((makers[place] for place in places if place in makers), None)
-                if maker and maker != name and maker not in ordered:
-                    add(maker)
-            ordered.append(name)
-
-        add(self.stage)
+                if maker is not None and maker not in seen:
+                    seen.add(maker)
+                    waiting.append(maker)
+                    break
+            else:
+                ordered.append(waiting.pop())
         return ordered
 
 
@@ -211,14 +219,15 @@ def _history() -> Iterator[tuple[str | None, str]]:
             seen.add(tree[2])
             yield commit, git("cat-file", "blob", tree[2])
     if LOCK.is_file():
-        yield None, LOCK.read_text(encoding="utf-8")
+        yield None, read_text(LOCK, follow_links=True)
 
 
 def _in_lock(commit: str | None, text: str, hashes: set[str]) -> Found | None:
     """Find an output with one of these hashes; prefer weights to a checkpoint."""
-    import yaml
-
-    stages = (yaml.load(text, Loader=yaml.CSafeLoader) or {}).get("stages") or {}
+    try:
+        stages = parse_lock(text)
+    except DocumentError:  # one commit of many, as with the marks of a merge
+        return None
     found = [
         Found(commit, name, out["path"], stages)
         for name, stage in stages.items()
@@ -259,7 +268,7 @@ class _Folders:
 
 
 def _md5(path: Path) -> str:
-    with path.open("rb") as stream:
+    with open_to_read(path, follow_links=True) as stream:
         return hashlib.file_digest(stream, "md5").hexdigest()
 
 

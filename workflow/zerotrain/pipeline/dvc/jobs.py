@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Collection, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,16 @@ def stage_command(job: Any, config: Path) -> str:
 
 def config_of(command: str) -> Path | None:
     """Return the configuration that a stage's command names; None if it does not call Snakemake."""
-    words = shlex.split(command)
+    words = words_of(command)
     if words[:1] != ["snakemake"]:
         return None
-    chosen = "--configfile" in words
-    return Path(words[words.index("--configfile") + 1]) if chosen else DEFAULT_CONFIG
+    chosen = [after for word, after in pairwise(words) if word == "--configfile"]
+    return Path(chosen[0]) if chosen else DEFAULT_CONFIG
+
+
+def words_of(command: str) -> list[str]:
+    """Split a stage's command; no words if a quote is open."""
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return []

@@ -9,22 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ruamel.yaml import YAML
 
 from zerotrain.artifact import write_whole
+from zerotrain.artifact.documents import check_object
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.sources import PACKAGE
-from zerotrain.config.read import read_config
+from zerotrain.config.read import load_config, read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import ADDED_LATER, SETTINGS
 from zerotrain.data.dataset_folder import SAMPLES
 from zerotrain.errors import PipelineError
 from zerotrain.models.composed_base import local_folders
+from zerotrain.pipeline.dvc.files import PIPELINE, read_document
 from zerotrain.pipeline.dvc.jobs import in_order, stage_command, stage_name, workflow_of
 from zerotrain.pipeline.job_files import inputs_of
 
-PIPELINE = Path("dvc.yaml")
-LOCK = Path("dvc.lock")
 HEADER = """\
 # Generated from the Snakemake graph by `zerotrain dvc generate`; edit the rules, not this file.
 """
@@ -84,21 +83,20 @@ def load_pipeline(path: Path = PIPELINE) -> dict[str, Any]:
     """Read dvc.yaml.
 
     Raises:
-        PipelineError: it is not valid YAML.
+        PipelineError: it is not valid YAML, or its stages have no names.
     """
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader) or {}
-    except yaml.YAMLError as error:
-        raise PipelineError(
-            f"{path}: {' '.join(str(error).split())}",
-            hint=f"remove {path}, and `zerotrain dvc generate` writes it",
-        ) from error
+    hint = f"remove {path}, and `zerotrain dvc generate` writes it"
+    found = check_object(read_document(path, hint) or {}, path, hint=hint)
+    check_object(found.get("stages") or {}, f"{path}: stages", hint=hint)
+    return found
 
 
 def is_ours(stage: Any) -> bool:
     """Return whether a stage was generated; users may add stages."""
-    command = str(stage.get("cmd", "")) if isinstance(stage, Mapping) else ""
-    return command.startswith("snakemake --cores all") or " zerotrain dvc check " in command
+    command = stage.get("cmd") if isinstance(stage, Mapping) else None
+    return isinstance(command, str) and (
+        command.startswith("snakemake --cores all") or " zerotrain dvc check " in command
+    )
 
 
 def _others(loaded: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,7 +183,7 @@ def current_stages(loaded: Mapping[str, Any], jobs: Iterable[Any], config: Path)
 
 
 def _stages(jobs: Iterable[Any], config: Path, run: RunConfig) -> dict[str, Any]:
-    given = YAML(typ="safe").load(config.read_text(encoding="utf-8"))
+    given = load_config(config)
     guard = {
         "desc": "Fails where this file is not of the configuration and the rules as they are.",
         # With the code here: DVC's queue works in copies of the project.

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact.documents import read_text
 from zerotrain.pipeline.dvc.changes import (
     changed_at,
     digest_of,
@@ -22,8 +23,9 @@ from zerotrain.pipeline.dvc.changes import (
     read_journal,
     update_journal,
 )
+from zerotrain.pipeline.dvc.files import LOCK, parse_lock
 from zerotrain.pipeline.dvc.jobs import in_order, stage_name, workflow_of
-from zerotrain.pipeline.dvc.pipeline import LOCK, current_stages, load_pipeline
+from zerotrain.pipeline.dvc.pipeline import current_stages, load_pipeline
 from zerotrain.pipeline.dvc.storage import commit_stages, open_repo
 from zerotrain.pipeline.job_files import unwatched
 from zerotrain.pipeline.kept_jobs import make_stale
@@ -42,7 +44,7 @@ def has_unseen_changes(outputs: Mapping[str, Iterable[str]]) -> bool:
     def stat(path: str) -> os.stat_result | None:
         if path not in times:
             times[path] = None
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 times[path] = os.stat(path)
         return times[path]
 
@@ -101,12 +103,10 @@ def write_snakemake_metadata(config: Path, *, killed: bool) -> None:
 
 def _dvc_says(jobs: list[Any], config: Path) -> tuple[set[str], set[str]]:
     """Return the stages that dvc.lock has in their current form, and those that have changed."""
-    import yaml
-
     if not LOCK.is_file():
         return set(), set()
-    locked = yaml.load(LOCK.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader) or {}
-    known = set(locked.get("stages") or {}) & current_stages(load_pipeline(), jobs, config)
+    locked = parse_lock(read_text(LOCK, follow_links=True))
+    known = locked.keys() & current_stages(load_pipeline(), jobs, config)
     with open_repo() as repo:
         return known, set(repo.status())
 

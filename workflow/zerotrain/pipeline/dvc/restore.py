@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerotrain.artifact.documents import read_text
 from zerotrain.artifact.layout import RESULTS, ROLLING
 from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline import snakemake_runs
+from zerotrain.pipeline.dvc.files import LOCK, parse_lock
 from zerotrain.pipeline.dvc.jobs import config_of, in_order, stage_name, workflow_of
-from zerotrain.pipeline.dvc.pipeline import LOCK
 from zerotrain.pipeline.dvc.records import write_snakemake_metadata
 from zerotrain.pipeline.dvc.storage import bring, check_dvc_is_set_up, open_repo
 from zerotrain.pipeline.snakemake import config_option
@@ -92,7 +93,7 @@ def check_recorded() -> None:
     """Check that dvc.lock records outputs.
 
     Raises:
-        PipelineError: it is missing or empty, or contains conflict markers.
+        PipelineError: it is missing or empty, contains conflict markers, or is damaged.
     """
     if not LOCK.is_file():
         raise PipelineError(
@@ -101,7 +102,7 @@ def check_recorded() -> None:
             f"{LOCK}`); else `make train`, `git add {LOCK}`, commit, `dvc push`. `dvc pull` brings "
             "tracked data alone",
         )
-    text = LOCK.read_text(encoding="utf-8")
+    text = read_text(LOCK, follow_links=True)
     if "\n<<<<<<< " in text:
         raise PipelineError(
             f"{LOCK}: a merge has left its marks in it",
@@ -112,6 +113,7 @@ def check_recorded() -> None:
             f"{LOCK}: empty: something was killed while it was written",
             hint=f"`git checkout -- {LOCK}`",
         )
+    parse_lock(text)
 
 
 def _stored(repo: Repo) -> int:

@@ -14,6 +14,7 @@ from zerotrain.artifact import MANIFEST
 from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import check_room, explain
+from zerotrain.pipeline.dvc.files import check_documents
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -45,12 +46,14 @@ def open_repo() -> Iterator[Repo]:
     """Open DVC's repository of the project in the working directory.
 
     Raises:
-        PipelineError: DVC is not installed, is not set up, or reports an error.
+        PipelineError: DVC is not installed, is not set up, or reports an error, or a file that it
+            would read is damaged.
     """
     check_dvc_is_set_up()
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
+    check_documents()
     # DVC's warnings list every object; our message names the missing files.
     logging.getLogger("dvc").setLevel(logging.CRITICAL)
     try:

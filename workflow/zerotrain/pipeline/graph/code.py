@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import code_tokens, sources, write_whole
+from zerotrain.artifact.documents import read_object
 from zerotrain.artifact.sources import (
     READ,
     code_digest,
@@ -142,7 +143,7 @@ def stored_reading() -> Iterator[None]:
     reader = hashlib.sha256(b"".join(Path(file).read_bytes() for file in modules)).hexdigest()
     if not READ.tokens:  # once in a process
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            found = json.loads(READ_SOURCES.read_bytes())
+            found = read_object(READ_SOURCES)
             if found["reader"] == reader:
                 READ.tokens.update(found["tokens"])
                 READ.imports.update(found["imports"])

@@ -10,6 +10,7 @@ from functools import cache, cached_property, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from zerotrain.artifact.documents import read_text
 from zerotrain.config.models import Phase
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
@@ -175,4 +176,4 @@ def config_file(files: Sequence[str]) -> str:
 
 def _is_in_pipeline(path: str) -> bool:
     """Return whether dvc.yaml names a path; in a new clone its files are not restored yet."""
-    return os.path.isfile("dvc.yaml") and path in Path("dvc.yaml").read_text(encoding="utf-8")
+    return os.path.isfile("dvc.yaml") and path in read_text(Path("dvc.yaml"), follow_links=True)

@@ -3,14 +3,12 @@ presets, learning rate, numbers of samples."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from zerotrain.artifact import RECORDS, Artifact
+from zerotrain.artifact.documents import read_object, read_yaml
 from zerotrain.errors import PipelineError
 from zerotrain.state.ran_on import RanOn
 
@@ -119,23 +117,21 @@ def facts_of(folder: Artifact) -> dict[str, Any]:
         found |= {key: made_by.get(key) for key in MADE_BY}
         found["preset"] = _of(folder.made_by.get("engine"), "preset")
         if folder.kind == "launch":
-            resolved = yaml.load(
-                (folder.folder / "run.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader
-            )
+            resolved = read_yaml(folder.folder / "run.yaml", version="1.1")
             found |= {key: _of(_of(resolved, key), "value") for key in LAUNCH}
         if folder.kind in ("checkpoint", "state"):
-            position = _json(folder.folder / f"{folder.kind}.json")
+            position = read_object(folder.folder / f"{folder.kind}.json")
             found |= {key: position.get(key) for key in POSITION}
             found["preset"] = _of(position.get("engine"), "preset")
             groups = position.get("param_groups") or [{}]
             found["learning_rate"] = _of(groups[0], "lr")
             found |= RanOn.of_manifest(position, 0).made_by()
         elif folder.kind == "cache" and ENCODING in folder.files:
-            software = _of(_json(folder.folder / ENCODING), "software")
+            software = read_object(folder.folder / ENCODING).get("software")
             found |= RanOn.of_encoding(software).made_by() if isinstance(software, dict) else {}
         else:
             found |= RanOn.of_manifest(folder.made_by, 0).made_by()
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         pass  # verify compares the files with the manifest, and reports them
     return {
         key: value
@@ -149,16 +145,11 @@ def source_of(folder: Artifact) -> dict[str, Any]:
     if SOURCE not in folder.files:  # earlier versions put them into the manifest
         return folder.made_by
     try:
-        found = json.loads(folder.path(SOURCE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, PipelineError):
+        found = read_object(folder.path(SOURCE))
+    except (OSError, PipelineError):
         return folder.made_by
-    entries = found.items() if isinstance(found, dict) else ()
-    return {**folder.made_by, **{key: value for key, value in entries if isinstance(value, str)}}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return found if isinstance(found, dict) else {}
+    texts = {key: value for key, value in found.items() if isinstance(value, str)}
+    return {**folder.made_by, **texts}
 
 
 def _of(found: Any, key: str) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import Artifact
+from zerotrain.artifact.documents import DocumentError, MissingFileError, read_bytes, read_text
 from zerotrain.config.data import DataConfig
 from zerotrain.config.image_source import ImageSourceConfig
 from zerotrain.data import metadata
@@ -236,7 +237,7 @@ def _check_digits_file(index: ArtifactIndex) -> Finding | None:
         file = digits_file()
 
     def digest() -> str:
-        return hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()
+        return hashlib.md5(read_bytes(file, follow_links=True), usedforsecurity=False).hexdigest()
 
     return _compare("md5", digest, MD5, index.display(file))
 
@@ -298,10 +299,10 @@ def _captions(
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8-sig").strip()
-    except FileNotFoundError:
+        return read_text(path, follow_links=True, encoding="utf-8-sig").strip()
+    except MissingFileError:
         return None
-    except (OSError, UnicodeDecodeError):
+    except (OSError, DocumentError):
         return "what cannot be read"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from zerotrain.artifact import Artifact, file_sha256
 from zerotrain.artifact.columns import Columns
+from zerotrain.artifact.documents import read_object
 from zerotrain.artifact.layout import RESULTS
 from zerotrain.artifact.manifest import IDENTITY
 from zerotrain.cache.layout import COLUMNS, INDEX, Entry, read_index
@@ -177,9 +178,7 @@ def _samples_of(checkpoint: Node, sha256: str) -> Seen | None:
             if COLUMNS in made.files:
                 entries = read_index(made.folder).entries
                 return _seen_in_columns(Columns.of(Entry, entries), IMAGES_OF_ENTRY, sha256)
-            return _seen(
-                json.loads((made.folder / INDEX).read_text(encoding="utf-8"))["entries"], sha256
-            )
+            return _seen(read_object(made.folder / INDEX)["entries"], sha256)
         except (OSError, ValueError, KeyError, TypeError):
             pass
         link = next((link for link in cache.node.links if link.name == "dataset"), None)

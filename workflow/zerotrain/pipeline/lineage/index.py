@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from functools import cached_property
@@ -10,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import MANIFEST, Artifact
+from zerotrain.artifact.documents import DocumentError, read_json
 from zerotrain.artifact.layout import RESULTS
-from zerotrain.artifact.manifest import FORMAT
-from zerotrain.artifact.untrusted import PARTS, find_manifest_error
+from zerotrain.artifact.manifest import FORMAT, PARTS, find_manifest_error
 
 
 class UnreadableError(Exception):
@@ -32,23 +31,22 @@ def load(folder: Path) -> Artifact:
     """
     path = folder / MANIFEST
     try:
-        text = path.read_text(encoding="utf-8")
-        found = json.loads(text)
+        found = read_json(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         if folder.is_dir():
             raise UnreadableError(path, "nothing") from error
         raise UnreadableError(folder, "no such folder") from error
     except OSError as error:
         raise UnreadableError(path, f"what cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UnreadableError(path, f"what is not JSON ({error})") from error
+    except DocumentError as error:
+        raise UnreadableError(path, f"what cannot be read: {error.why}") from error
     found = found if isinstance(found, dict) else {}
     if found.get("format") != FORMAT:
         problem = f"format {found.get('format')!r}, of which this version knows {FORMAT}"
         raise UnreadableError(path, problem)
     if not isinstance(found.get("kind"), str):
         raise UnreadableError(path, "no kind")
-    if wrong := find_manifest_error(found, text):
+    if wrong := find_manifest_error(found):
         raise UnreadableError(path, wrong)
     return Artifact(folder, found["kind"], *(found[part] for part in PARTS))
 

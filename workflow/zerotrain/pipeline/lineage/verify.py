@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import MANIFEST, Artifact
+from zerotrain.machine.regular_file import open_to_read
 from zerotrain.pipeline.lineage.chain import SHORT, Finding
 
 CHUNK = 2**22
@@ -36,7 +37,7 @@ class Files:
 
     def _read(self, path: Path) -> str:
         found = hashlib.sha256()
-        with path.open("rb", buffering=0) as stream:
+        with open_to_read(path, follow_links=True) as stream:
             while not self._stopped and (chunk := stream.read(CHUNK)):
                 found.update(chunk)
         return found.hexdigest()

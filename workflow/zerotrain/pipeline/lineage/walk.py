@@ -7,13 +7,13 @@ for those that its kind requires.
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import MANIFEST, Artifact, sizes_digest
+from zerotrain.artifact.documents import read_object
 from zerotrain.errors import PipelineError
 from zerotrain.models.composed_base import read_selections
 from zerotrain.pipeline.lineage.chain import (
@@ -338,7 +338,6 @@ def _trained_on(folder: Path, progress: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from itertools import pairwise
 from pathlib import Path
 
 from zerotrain import artifact
+from zerotrain.artifact.documents import read_record
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.leftovers import temporary_path
 from zerotrain.config.edit import Split
@@ -17,8 +17,14 @@ from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import read_run_yaml
 from zerotrain.machine.disk_errors import writing
+from zerotrain.machine.regular_file import write_text
 from zerotrain.pipeline import snakemake
-from zerotrain.pipeline.switch.point import phase_folder, published_end, training_inputs
+from zerotrain.pipeline.switch.point import (
+    Position,
+    phase_folder,
+    published_end,
+    training_inputs,
+)
 from zerotrain.training.checkpointing import conditions, set_aside
 from zerotrain.training.checkpointing.inputs import Inputs
 
@@ -49,7 +55,7 @@ def check_only_ends_phase(
     try:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(text.encode())
+            write_text(draft, text)
         jobs = snakemake.plan(draft, targets)
     finally:
         draft.unlink(missing_ok=True)
@@ -131,13 +137,11 @@ def check_switched(file: Path, split: Split) -> None:
             hint=again,
         )
     # The exported best step may be earlier than the end of the phase.
-    trained = json.loads((folder / "checkpoint/checkpoint.json").read_text(encoding="utf-8"))[
-        "step"
-    ]
+    trained = read_record(folder / "checkpoint/checkpoint.json", Position)["step"]
     state = artifact.read(folder / "state", "state", verify=False)
     weights = artifact.read(folder / "weights", "weights", verify=False)
     steps = {
-        state.folder: json.loads(state.path("state.json").read_text(encoding="utf-8"))["step"],
+        state.folder: read_record(state.path("state.json"), Position)["step"],
         weights.folder: weights.content["step"],
     }
     for part, step in steps.items():

@@ -18,7 +18,9 @@ from functools import partial
 from pathlib import Path
 
 from zerotrain import artifact
+from zerotrain.artifact.documents import DocumentError, read_bytes, read_text
 from zerotrain.artifact.layout import RunFolder
+from zerotrain.artifact.links import check_run_links
 from zerotrain.config.models import Phase
 from zerotrain.config.read import read_config
 from zerotrain.config.relaunch import check_relaunch
@@ -74,7 +76,9 @@ def switch(options: SwitchOptions) -> str:
         check_preset(options.to)
     check_relaunch(relaunch)
     file = find_config(options.run, options.config)
-    folder = RunFolder(read_config(file).run).path / OWN_FOLDER
+    config = read_config(file)
+    check_run_links(config.run, data=config.data_name)
+    folder = RunFolder(config.run).path / OWN_FOLDER
     check = partial(_check_no_other_switch, file)
     if options.dry_run:
         check(folder)
@@ -157,11 +161,11 @@ def _read(file: Path) -> tuple[RunConfig, str]:
     """Read a configuration, and its text at that time."""
     while True:
         try:
-            text = file.read_bytes().decode()
-        except (OSError, UnicodeDecodeError):
+            text = read_text(file, follow_links=True)
+        except (OSError, DocumentError):
             text = ""  # read_config reports the error
         config = read_config(file)
-        if file.read_bytes() == text.encode():
+        if read_bytes(file, follow_links=True) == text.encode():
             return config, text
 
 

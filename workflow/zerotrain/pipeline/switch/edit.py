@@ -6,11 +6,11 @@ which the next one completes the switch or undoes its change.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from zerotrain import artifact
+from zerotrain.artifact.documents import read_object, read_text
 from zerotrain.config.edit import Split, split_phase, undo_split
 from zerotrain.config.replace import replace_file
 from zerotrain.errors import PipelineError
@@ -58,7 +58,7 @@ class SwitchEdit:
         file, split = self.file, self.split
         while True:
             try:
-                now = file.read_bytes().decode()
+                now = read_text(file, follow_links=True)
                 if now == self.former:
                     return f"{file} is as it was"
                 undone = undo_split(self.former, self.text, now, split)
@@ -69,7 +69,7 @@ class SwitchEdit:
                 if replace_file(file, now.encode(), undone.encode()):
                     kept = f"{file} is as it was"
                     return kept if undone == self.former else f"{kept}, with what was edited since"
-            except (OSError, UnicodeDecodeError, PipelineError) as error:
+            except (OSError, PipelineError) as error:
                 why = error.what if isinstance(error, PipelineError) else f"{file}: {error}"
                 return f"{file} could not be restored ({why}): {self._lies_there()}"
         if split.name not in now:
@@ -91,7 +91,7 @@ class SwitchEdit:
 def read_note(folder: Path) -> SwitchEdit | None:
     """Read the note of an unfinished switch; None if it is missing or incomplete."""
     try:
-        found = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+        found = read_object(folder / NOTE)
         own = {"file": Path(found["file"]), "split": Split(**found["split"])}
         return SwitchEdit(**{**found, **own})
     except (OSError, ValueError, LookupError, TypeError):

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
+from zerotrain.artifact.documents import parse_yaml
 from zerotrain.artifact.layout import CONFIGS, RunFolder
 from zerotrain.config.edit import Split
 from zerotrain.config.models import Phase
@@ -62,7 +61,7 @@ def plan_switch(
     step = choose_step(config, phase, request.at, until, file)
     split = _split(config, phase, step, request)
     edit = SwitchEdit(file=file, former=text, split=split, until=until)
-    _check_split(edit.text.encode(), file, split)
+    _check_split(edit.text, file, split)
     return check_plan(config, phase, edit, edit.text, folder)
 
 
@@ -175,9 +174,9 @@ def _free_name(config: RunConfig, base: str) -> str:
     return name
 
 
-def _check_split(text: bytes, file: Path, split: Split) -> None:
+def _check_split(text: str, file: Path, split: Split) -> None:
     try:
-        parse_config(YAML(typ="safe").load(text.decode()), str(file))
+        parse_config(parse_yaml(text, file), str(file))
     except PipelineError as error:
         hint = f"{error.hint}; {file} is as it was"
         if "offload_path" in error.what and "offload_path" not in split.launch:

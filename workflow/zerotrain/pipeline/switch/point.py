@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import NonNegativeInt, PositiveInt
+from typing_extensions import TypedDict
+
 from zerotrain import artifact
+from zerotrain.artifact.documents import read_record
 from zerotrain.artifact.layout import DataFolder, RunFolder
 from zerotrain.config.models import Phase
 from zerotrain.config.relaunch import processes_before
@@ -17,6 +20,29 @@ from zerotrain.pipeline import snakemake
 from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 from zerotrain.training.process.stop import trainer_of
+
+
+class Engine(TypedDict, total=False):
+    """The values of a checkpoint's training that a switch compares."""
+
+    preset: str
+    num_processes: PositiveInt
+    world_size: PositiveInt
+    mixed_precision: str
+    global_batch_size: PositiveInt
+    gradient_accumulation_steps: PositiveInt
+
+
+class Position(TypedDict):
+    """What a switch reads of a checkpoint's or a state's JSON file."""
+
+    step: NonNegativeInt
+
+
+class TrainedPosition(Position):
+    """What a switch reads of a rolling checkpoint."""
+
+    engine: Engine
 
 
 def phase_ends(config: RunConfig) -> list[tuple[Phase, int]]:
@@ -177,12 +203,10 @@ def made_under(checkpoint: Path, phase: Phase) -> dict[str, Any]:
 
 
 def _engine(checkpoint: Path) -> dict[str, Any]:
-    engine: dict[str, Any] = json.loads(
-        (checkpoint / "checkpoint.json").read_text(encoding="utf-8")
-    )["engine"]
+    engine = read_record(checkpoint / "checkpoint.json", TrainedPosition)["engine"]
     if "world_size" in engine:
         engine["num_processes"] = engine["world_size"]
-    return engine
+    return {**engine}
 
 
 def _differing(engine: dict[str, Any], section: object, keys: tuple[str, ...]) -> dict[str, Any]:
@@ -217,5 +241,5 @@ def published_end(checkpoint: Path) -> int | None:
     path = checkpoint / "checkpoint.json"
     if not artifact.is_published(checkpoint) or not path.is_file():
         return None
-    step = json.loads(path.read_text(encoding="utf-8"))["step"]
+    step = read_record(path, Position)["step"]
     return int(artifact.read(checkpoint, "checkpoint", verify=False).content.get("until", step))

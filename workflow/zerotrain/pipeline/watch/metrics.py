@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from zerotrain.artifact.documents import DocumentError, check_object, parse_json
 from zerotrain.artifact.layout import LOG as LOG
+from zerotrain.machine.regular_file import open_to_read
 
 WHOLE_BYTES = 4 * 2**20
 """Size up to which a log is read as a whole: about 9,000 lines."""
@@ -75,7 +77,7 @@ class MetricsTail:
         still be being written.
         """
         try:
-            with path.open("rb") as stream:
+            with open_to_read(path) as stream:
                 if path != self._path or not self._continues(stream):
                     self._clear()
                     self._path = path
@@ -154,9 +156,5 @@ class MetricsTail:
 
 
 def _objects(line: bytes) -> Iterator[dict[str, Any]]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return
-    if isinstance(found, dict):
-        yield found
+    with suppress(DocumentError):
+        yield check_object(parse_json(line, LOG), LOG)

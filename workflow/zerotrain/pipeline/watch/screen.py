@@ -85,6 +85,7 @@ def describe(state: RunState) -> str:
     at_work = [one for one in state.stages if one.state in (RUNNING, QUEUED)]
     listed = at_work or [one for one in state.stages if one.state in (FAILED, STOPPED)]
     parts = [state.state, *map(_with_detail, listed[:2])]
+    parts += [state.problem] if state.problem and not state.stages else []
     training = state.training
     if training:
         trains = any(one.phase == training.phase and one.rule == TRAIN for one in at_work)

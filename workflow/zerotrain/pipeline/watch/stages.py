@@ -8,13 +8,13 @@ it starts.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zerotrain import artifact
+from zerotrain.artifact.documents import read_object
 from zerotrain.artifact.layout import RESULTS, DataFolder, PhaseFolder, RunFolder
 from zerotrain.errors import EXIT_UNFINISHED
 from zerotrain.pipeline.cluster.slurm import SubmittedJob, jobs_here
@@ -261,11 +261,9 @@ def _read_end(checkpoint: Path) -> int | None:
     artifact.read would clean up after a killed writer, and this only looks.
     """
     try:
-        until = json.loads((checkpoint / artifact.MANIFEST).read_text(encoding="utf-8"))[
-            "content"
-        ].get("until")
+        until = read_object(checkpoint / artifact.MANIFEST)["content"].get("until")
         if until is None:
-            until = json.loads((checkpoint / "checkpoint.json").read_text(encoding="utf-8"))["step"]
+            until = read_object(checkpoint / "checkpoint.json")["step"]
         return int(until)
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return None

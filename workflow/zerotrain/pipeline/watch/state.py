@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.layout import PhaseFolder, RunFolder
+from zerotrain.errors import MOST_LETTERS, PipelineError, shorten
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.pipeline.watch.metrics import LOG, MetricsTail
 from zerotrain.pipeline.watch.plan import PlanReader, RunPlan, find_file, rendered_phase
@@ -121,7 +122,20 @@ class RunReader:
         self._rendered: tuple[object, ResolvedPhase | None] = None, None
 
     def read(self) -> RunState:
-        """Return the present state; a missing or half-written file leaves its values out."""
+        """Return the present state; a missing or half-written file leaves its values out.
+
+        A run may be from somebody else: one that cannot be read has failed, with the reason as its
+        problem, so that it never keeps the other runs from being shown.
+        """
+        try:
+            return self._read()
+        except Exception as error:
+            return RunState(
+                run=self._run, state=FAILED, config=None, problem=describe_fault(error), stages=(),
+                training=None, loss=(), val_loss=(), phase_starts=(), sample=None, time=time.time(),
+            )  # fmt: skip
+
+    def _read(self) -> RunState:
         plan = self._plans.read()
         snakemakes = [one for one in self._snakemakes.read() if one.may_plan(self._run)]
         stages = self._stages.read(plan, snakemakes)
@@ -225,6 +239,13 @@ def read_run_state(run: str, file: Path | None = None) -> RunState:
         file: Its configuration; default: the first of config/ that has the run.
     """
     return RunReader(run, file).read()
+
+
+def describe_fault(error: Exception) -> str:
+    """Return why an entry of a list is shown without its values, as a part of a sentence."""
+    what = error.what if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+    first = what.split("\n", 1)[0]
+    return f"cannot be read: {shorten(first, MOST_LETTERS)}"
 
 
 def _run_state(stages: list[Stage], *, works: bool) -> str:

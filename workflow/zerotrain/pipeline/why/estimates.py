@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import is_published, read_manifest
+from zerotrain.artifact.documents import DocumentError, read_json_lines, read_text
 from zerotrain.artifact.layout import LOG
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
@@ -30,19 +31,19 @@ def past_seconds(job: Any) -> float | None:
 
 def _benchmark(path: Path) -> float | None:
     try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            rows = [*csv.DictReader(stream, delimiter="\t")]
-        return float(rows[-1]["s"])
-    except (OSError, ValueError, LookupError, TypeError):
+        rows = [*csv.DictReader(read_text(path).splitlines(), delimiter="\t")]
+        seconds = float(rows[-1]["s"])
+    except (OSError, ValueError, LookupError, TypeError, csv.Error):
         return None
+    return seconds if math.isfinite(seconds) else None
 
 
 def items_encoded(job: Any) -> int | None:
     """Return how many images and captions the last run of cache_latents encoded."""
     for path in job.log:
         try:
-            found = ENCODED.findall(Path(path).read_text(encoding="utf-8", errors="replace"))
-        except OSError:
+            found = ENCODED.findall(read_text(Path(path), errors="replace"))
+        except (OSError, DocumentError):
             continue
         if found:
             return sum(map(int, found[-1]))
@@ -72,10 +73,10 @@ def _logged(phase: Path) -> list[tuple[int, float]]:
     """Return steps and seconds of a phase's lines; the log begins with those of earlier phases."""
     for log in (phase / "progress" / LOG, phase / "checkpoint" / "records" / LOG):
         try:
-            lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+            lines = read_json_lines(log)
             own = [line for line in lines if line.get("phase") == phase.name and "seconds" in line]
             return [(int(line["step"]), float(line["seconds"])) for line in own]
-        except (OSError, ValueError, LookupError, AttributeError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError):
             continue
     return []
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from zerotrain.artifact.documents import check_object, parse_json, read_bytes
 from zerotrain.errors import PipelineError
 from zerotrain.state.checkpoint_path import OPTIMIZERS
 from zerotrain.state.external import adapter_files, numbered, pickles
@@ -28,7 +29,6 @@ from zerotrain.state.external.consistency import (
     check_optimizer,
     check_schedule,
     check_tensors,
-    read_json,
     read_number,
 )
 from zerotrain.state.external.torch_optimizer import TorchOptimizer
@@ -174,7 +174,12 @@ def _step(folder: Path) -> tuple[int | None, str]:
     """Return the optimizer steps that trainers record, and where: a file, or the folder's name."""
     for name in STEP_FILES:
         path = folder / name
-        if path.is_file() and isinstance(step := read_json(path).get("global_step"), int):
+        if not path.is_file():
+            continue
+        text = read_bytes(path, follow_links=True, hint=AGAIN)
+        values = parse_json(text, path, hint=AGAIN, cells=True)  # a loss in it may be NaN
+        step = check_object(values, path, hint=AGAIN).get("global_step")
+        if isinstance(step, int):
             return step, name
     named = OF_STEP.search(folder.resolve().name)
     return (int(named[1]) if named else None), "the folder's name"

@@ -7,7 +7,6 @@ names layers of the original model, with underscores, and stores alpha next to t
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import torch
 
 from zerotrain.config.adapters import stack_of
 from zerotrain.errors import PipelineError
+from zerotrain.models.adapter_config import ADAPTER_CONFIG, parse_settings, read_adapter_config
 from zerotrain.state.external.checkpoint import ExternalCheckpoint
 from zerotrain.state.external.consistency import read_number
 from zerotrain.state.external.fitting import find_prefix
@@ -117,23 +117,9 @@ def read_settings(
     Raises:
         PipelineError: adapter_config.json is not JSON, or layers have different alphas.
     """
-    from zerotrain.models.families.lora import METADATA, PEFT_CONFIG  # slow import: seconds
-
-    path = file.with_name(PEFT_CONFIG)
-    where = path if path.is_file() and file.stem == STEMS[0] else file
-    settings: dict[str, Any] = {}
-    try:
-        if where == path:
-            settings = json.loads(path.read_bytes())
-        elif METADATA in header:
-            settings = json.loads(header[METADATA])
-        if not isinstance(settings, dict):
-            raise ValueError("it holds no keys")
-    except (ValueError, RecursionError) as error:
-        raise PipelineError(
-            f"{where}: no configuration of an adapter ({error})",
-            hint="copy the checkpoint again, or use an older one",
-        ) from error
+    where, settings = file, parse_settings(header, file)
+    if (path := file.with_name(ADAPTER_CONFIG)).is_file() and file.stem == STEMS[0]:
+        where, settings = path, read_adapter_config(file.parent)
     # A header has the keys of several models, such as unet.r and text_encoder.r.
     settings = {k.rpartition(".")[2]: v for k, v in settings.items() if not TEXT_ENCODER.match(k)}
     if own := [key for key in PATTERNS if settings.get(key)]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,7 +34,7 @@ def reading(folder: Path) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as e:
-        if find_out_of_memory(e):
+        if isinstance(e, PipelineError) or find_out_of_memory(e):
             raise
         cause = " ".join(str(e).split())[:200]
         raise PipelineError(
@@ -43,19 +42,6 @@ def reading(folder: Path) -> Iterator[None]:
             f"({type(e).__name__}: {cause})",
             hint=AGAIN,
         ) from e
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a checkpoint.
-
-    Raises:
-        PipelineError: it is truncated or not JSON.
-    """
-    try:
-        document = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise PipelineError(f"{path}: truncated or not JSON ({error})", hint=AGAIN) from error
-    return document if isinstance(document, dict) else {}
 
 
 def read_number(value: Any, where: Path | str, what: str) -> float:

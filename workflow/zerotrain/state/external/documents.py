@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Self
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from zerotrain.errors import PipelineError
-from zerotrain.state.external.consistency import AGAIN, read_number
+from zerotrain.state.external.consistency import read_number
 from zerotrain.state.position import ADAM_SLOTS
 
 
@@ -106,19 +104,3 @@ class OptimizerFile(_Document):
         if any(not group.params or max(group.params) >= len(flat) for group in base.param_groups):
             raise ValueError(f"params of a param group name others than {len(flat)} flat groups")
         return self
-
-
-def check_document(document: Any, model: type[BaseModel], path: Path) -> None:
-    """Check the values that are read of a file.
-
-    Raises:
-        PipelineError: one has another type or is missing; the message names the first.
-    """
-    try:
-        model.model_validate(document)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        key = ".".join(map(str, first["loc"])) or "its values"
-        raise PipelineError(
-            f"{path}: {key}: {first['msg'].removeprefix('Value error, ')}", hint=AGAIN
-        ) from error

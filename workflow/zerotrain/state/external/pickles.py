@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import re
+import resource
+import signal
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +14,12 @@ from typing import Any
 import torch
 
 from zerotrain.errors import PipelineError
+from zerotrain.machine.confined import SECONDS, Confined
 from zerotrain.machine.memory_errors import find_out_of_memory
 from zerotrain.state.external import records
+
+BYTES_PER_SECOND = 50 * 2**20
+"""Of a slow disk."""
 
 
 class Record:
@@ -107,10 +113,10 @@ def load(path: Path, *, trust_pickle: bool = False) -> Any:
     mapped = records.is_zip(path)  # files from before torch 1.6 cannot be mapped
     if mapped:
         records.check_records(path)
-    arguments: dict[str, Any] = {"map_location": "cpu", "mmap": mapped}
+    if not trust_pickle:
+        _check_cost(path)
     try:
-        with torch.serialization.safe_globals(_STAND_INS):
-            loaded = torch.load(path, weights_only=True, **arguments)
+        loaded = _load(path)
     except pickle.UnpicklingError as error:
         if not trust_pickle:
             raise _refusal(path, error) from error
@@ -122,11 +128,52 @@ def load(path: Path, *, trust_pickle: bool = False) -> Any:
         _check_sizes(path, loaded)
         return loaded
     try:
-        return torch.load(path, weights_only=False, **arguments)
+        return torch.load(path, weights_only=False, map_location="cpu", mmap=mapped)
     except Exception as error:  # code in a pickle can raise anything
         if find_out_of_memory(error):
             raise
         raise _unreadable(path, error) from error
+
+
+def _load(path: Path) -> Any:
+    with torch.serialization.safe_globals(_STAND_INS):
+        mapped = records.is_zip(path)
+        return torch.load(path, weights_only=True, map_location="cpu", mmap=mapped)
+
+
+def _try(path: str) -> str:
+    """Load a file in the child; what is no matter of time and memory, the caller meets itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    size = Path(path).stat().st_size  # it is mapped, or read
+    room = soft + size if hard == resource.RLIM_INFINITY else min(soft + size, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (room, hard))
+    signal.setitimer(signal.ITIMER_REAL, SECONDS + size / BYTES_PER_SECOND)
+    try:
+        _load(Path(path))
+    except Exception as error:
+        if find_out_of_memory(error):
+            raise MemoryError from error
+    return ""
+
+
+_TRIAL = Confined(_try, "pickle")
+
+
+def _check_cost(path: Path) -> None:
+    """Check that a file is loaded in the time and memory that its size explains.
+
+    A few bytes can ask torch's own reader for any memory (bytearray(2**40)), for a value whose hash
+    takes years, or end the process.
+
+    Raises:
+        PipelineError: it takes more, or ends its process.
+    """
+    try:
+        _TRIAL(str(path.resolve()))
+    except PipelineError as error:
+        raise PipelineError(
+            f"{path}: {error.what}", hint="do not use it if you do not know who made it"
+        ) from error
 
 
 def _check_sizes(path: Path, loaded: Any) -> None:

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact.documents import check_type, read_bytes
 from zerotrain.errors import PipelineError
 from zerotrain.state.external import pickles, records
-from zerotrain.state.external.consistency import read_number
-from zerotrain.state.external.documents import ModelFile, OptimizerFile, check_document
+from zerotrain.state.external.consistency import AGAIN, read_number
+from zerotrain.state.external.documents import ModelFile, OptimizerFile
 
+MOST_NAME = 4096
+"""Bytes of `latest`, which holds the name of a folder."""
 OPTIMIZER_FILE = re.compile(r"((?:bf16_|fp16_)?zero_pp_rank_)(\d+)_mp_rank_(\d+)_optim_states\.pt")
 MODEL_FILE = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 
@@ -67,7 +70,9 @@ def find_tag_folder(folder: Path) -> Path | None:
     latest = folder / "latest"
     if not latest.exists() and (folder / "latest_universal").is_file():
         latest = folder / "latest_universal"
-    named = os.fsdecode(latest.read_bytes()).strip() if latest.is_file() else ""
+    named = ""
+    if latest.is_file():
+        named = os.fsdecode(read_bytes(latest, most=MOST_NAME, follow_links=True)).strip()
     tags = sorted(path for path in folder.iterdir() if is_tag_folder(path))
     if named:
         if folder / named not in tags:
@@ -102,7 +107,7 @@ def read_model(path: Path, *, trust_pickle: bool) -> dict[str, Any]:
     model = pickles.load(path, trust_pickle=trust_pickle)
     if not isinstance(model, dict) or "global_steps" not in model:
         raise layout_error(path, "no model file of DeepSpeed's engine (global_steps is not in it)")
-    check_document(model, ModelFile, path)
+    check_type(model, ModelFile, path, hint=AGAIN)
     check_saved_name(path)
     return model
 
@@ -168,7 +173,7 @@ def read_ranks(tag: Path, *, trust_pickle: bool) -> list[Rank]:
                 path,
                 f"a layout that is not known, of DeepSpeed {version(document)}: it holds {keys}",
             )
-        check_document(state, OptimizerFile, path)
+        check_type(state, OptimizerFile, path, hint=AGAIN)
         count = state["partition_count"]
         counts = set(count) if isinstance(count, list) else {count}
         if len(counts) > 1:

@@ -10,6 +10,7 @@ from pathlib import Path
 from zlib_ng import zlib_ng
 
 from zerotrain.errors import PipelineError
+from zerotrain.machine.regular_file import open_to_read
 
 BLOCK_BYTES = 16 * 1024**2
 LOCAL_HEADER_BYTES = 30
@@ -19,7 +20,7 @@ NAME_LENGTH, EXTRA_LENGTH = slice(26, 28), slice(28, 30)
 
 def is_zip(path: Path) -> bool:
     """Return whether a file has torch's zip format, rather than the format before version 1.6."""
-    with path.open("rb") as stream:
+    with open_to_read(path, follow_links=True) as stream:
         return stream.read(4) == b"PK\x03\x04"
 
 
@@ -48,7 +49,7 @@ def _check(path: Path, *identity: int) -> None:
     if not _have_checksums(entries):
         return
     with (
-        path.open("rb") as stream,
+        open_to_read(path, follow_links=True) as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
     ):
         view = memoryview(mapped)

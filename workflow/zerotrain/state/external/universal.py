@@ -29,6 +29,7 @@ import torch
 
 from zerotrain.artifact.tensor_file import same_bits
 from zerotrain.errors import PipelineError
+from zerotrain.machine.regular_file import write_text
 from zerotrain.state.external import numbered, partitions, pickles, records
 from zerotrain.state.external.checkpoint import ExternalCheckpoint, external_state
 from zerotrain.state.external.consistency import read_number
@@ -126,7 +127,7 @@ def write_universal(folder: Path, source: Source, *, tag: str | None = None) -> 
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    (folder / "latest_universal").write_text(tag, encoding="utf-8")
+    write_text(folder / "latest_universal", tag)
     return final
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from zerotrain.artifact import read_shard_names
+from zerotrain.artifact.documents import read_weight_map
 from zerotrain.errors import PipelineError
-from zerotrain.machine.memory_errors import find_out_of_memory
 from zerotrain.state.external import adapter_files
-from zerotrain.state.external.consistency import AGAIN
 from zerotrain.state.state import Shards
 
 STEMS = ("model", "pytorch_model", "diffusion_pytorch_model", *adapter_files.STEMS)
@@ -27,20 +25,12 @@ class SafeTensors(Mapping[str, torch.Tensor]):
         self.header: dict[str, str] = {}
         """Metadata of the files."""
         for path in paths:
-            try:
-                opened = self._shards.open(path)
-            except Exception as error:
-                if find_out_of_memory(error):
-                    raise
-                raise PipelineError(
-                    f"{path}: missing, truncated or no safetensors file ({error})", hint=AGAIN
-                ) from error
+            opened = self._shards.file(path)
             self._file.update(dict.fromkeys(opened.keys(), path))
             self.header.update(opened.metadata() or {})
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._shards.open(self._file[name]).get_tensor(name)
-        return tensor
+        return self._shards.tensor(self._file[name], name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._file)
@@ -83,7 +73,7 @@ def check_shards(paths: Sequence[Path], names_in: Callable[[Path], Iterable[str]
     for index in paths[0].parent.glob("*.index.json"):
         if [path.name for path in paths] != read_shard_names(index):
             continue
-        weight_map = json.loads(index.read_bytes())["weight_map"]
+        weight_map = read_weight_map(index)
         for path in paths:
             expected = {name for name, file in weight_map.items() if file == path.name}
             if differing := expected.symmetric_difference(names_in(path)):

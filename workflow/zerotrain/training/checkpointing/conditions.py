@@ -17,11 +17,11 @@ from typing import Any
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
+from zerotrain.artifact.documents import check_object, parse_json, read_object
 from zerotrain.artifact.sources import training_digest
 from zerotrain.config.section import Role
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import DEFAULTS, ResolvedPhase, keys_of
-from zerotrain.state.position import read_document
 
 TRAINS = "trains"
 TRAINS_SHA256 = "trains_sha256"
@@ -71,8 +71,7 @@ def describe_training(phase: ResolvedPhase, parents: Mapping[str, Artifact]) -> 
     }
     if phase.train.code_changes == "rerun":
         values["code"] = training_digest(phase.family)
-    as_read: dict[str, Any] = json.loads(json.dumps(values))
-    return as_read
+    return check_object(parse_json(json.dumps(values), TRAINS), TRAINS)
 
 
 def data_digest(cache: Artifact) -> str:
@@ -86,9 +85,7 @@ def data_digest(cache: Artifact) -> str:
     from zerotrain.cache.layout import INDEX, LATENTS, read_index
 
     length = cache.made_by.get("max_sequence_length")
-    if INDEX not in cache.files or LATENTS not in json.loads(
-        cache.path(INDEX).read_text(encoding="utf-8")
-    ):
+    if INDEX not in cache.files or LATENTS not in read_object(cache.path(INDEX)):
         dataset = cache.parents.get("dataset", {}).get("identity", cache.identity)
         return artifact.digest({"dataset": dataset, "max_sequence_length": length})
     index = read_index(cache.folder)
@@ -132,7 +129,7 @@ def read_conditions(checkpoint: Path) -> RecordedConditions | None:
     manifest = artifact.read_manifest(checkpoint, "checkpoint")
     check_content(manifest)
     if TRAINS in manifest.content:
-        ran_on = read_document(manifest, "checkpoint.json", {}).get("ran_on")
+        ran_on = read_object(manifest.path("checkpoint.json")).get("ran_on")
         return RecordedConditions(
             manifest.content[TRAINS], ran_on if isinstance(ran_on, dict) else {}
         )
@@ -142,17 +139,16 @@ def read_conditions(checkpoint: Path) -> RecordedConditions | None:
 
 def read_fingerprint(progress: Path) -> dict[str, Any] | None:
     """Read an earlier version's fingerprint.json; return None if it does not name the values."""
-    fingerprint = read_object(progress / FINGERPRINT)
+    fingerprint = read_if_whole(progress / FINGERPRINT)
     return None if fingerprint is None or fingerprint.get("accepted") else fingerprint
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
+def read_if_whole(path: Path) -> dict[str, Any] | None:
     """Read a JSON object; return None if the file is missing or damaged."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return read_object(path)
+    except (OSError, ValueError):
         return None
-    return document if isinstance(document, dict) else None
 
 
 def split_fingerprint(fingerprint: Mapping[str, Any]) -> RecordedConditions:

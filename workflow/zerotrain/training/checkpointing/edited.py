@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training.checkpointing import conditions, preflight, set_aside
-from zerotrain.training.checkpointing.conditions import FINGERPRINT, Changes, read_object
+from zerotrain.training.checkpointing.conditions import FINGERPRINT, Changes, read_if_whole
 from zerotrain.training.checkpointing.progress_folder import saved_steps
 
 MOST_LINES = 20
@@ -95,7 +95,8 @@ def _restore_matching(
 
 def _handle_unreadable_fingerprint(progress: Path, step: int, phase: ResolvedPhase) -> list[str]:
     """Handle checkpoints of an earlier version without a readable fingerprint."""
-    if phase.train.on_change == "continue" or read_object(progress / FINGERPRINT) == ACCEPTED_ANY:
+    accepted = read_if_whole(progress / FINGERPRINT) == ACCEPTED_ANY
+    if phase.train.on_change == "continue" or accepted:
         return [
             f"{phase.phase}: nothing says with which values step {step} was trained; it resumes"
         ]

@@ -5,12 +5,14 @@ An engine would raise an empty AssertionError, or report nothing. Nothing here n
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zerotrain.artifact import Artifact
+from zerotrain.artifact.documents import read_record
 from zerotrain.config.optimizers import continues
 from zerotrain.config.optimizers import slots as slots_of
 from zerotrain.errors import PipelineError
@@ -31,6 +33,13 @@ LAUNCH_KEYS = {
 """What only a switch may change, with its name in messages."""
 OF_PRESET = {"engine", "zero_stage", "offload_optimizer", "offload_param"}
 """Keys that a preset sets."""
+
+
+@dataclass(frozen=True)
+class _StateFile:
+    """What is read here of state.json."""
+
+    slots: dict[str, Any]
 
 
 def check_progress(progress: Path, changed: Changes, phase: ResolvedPhase) -> None:
@@ -78,7 +87,7 @@ def check_start(state: Artifact, phase: ResolvedPhase) -> list[str]:
     Raises:
         PipelineError: there is a loss that `allow` does not name.
     """
-    slots = list(json.loads(state.path("state.json").read_text(encoding="utf-8"))["slots"])
+    slots = [*read_record(state.path("state.json"), _StateFile).slots]
     losses = find_losses(read_position(state, "state.json"), slots, phase)
     refused = {name: text for name, text in losses.items() if name not in phase.allow}
     if refused:

@@ -20,9 +20,12 @@ again: they are restored if the progress folder has them, else removed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
+import os
+import re
 import shutil
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,10 +34,12 @@ from typing import Any
 from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, RECORDS, Artifact, replacing, write_json
 from zerotrain.artifact.damage import find_damage
+from zerotrain.artifact.documents import read_object
 from zerotrain.artifact.in_use import REMOVED, remove
 from zerotrain.artifact.layout import LOG as LOG
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine.regular_file import make_folder, open_to_read, write_bytes
 from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing.conditions import check_content
 from zerotrain.training.reporting.validation_history import HISTORY, best_step, finished_step
@@ -46,12 +51,33 @@ KIND = "checkpoint"
 POSITION = "checkpoint.json"
 NEEDED_RECORDS = frozenset((RECORDS + HISTORY,))
 """Records that training depends on: they decide when it ends, and which step is its best."""
+FILES = re.compile(r"(stop|lock.*|.*\.jsonl?)$")
+FOLDERS = re.compile(r"(\.?step-|damaged-step-|(ranks|tensorboard|samples)$)")
+"""Names in a progress folder; other programs, such as trackers, have folders of their own there."""
 LOSSES = {
     "metrics.jsonl": "the log of the run begins again at this step",
     "resources.json": "time and memory used before this step are not counted",
     "pending.json": "the next line of the log averages the steps after this one",
 }
 """The consequence of losing each record."""
+
+
+def check_entries(progress: Path) -> None:
+    """Check that files and folders of a progress folder are no links, pipes or devices.
+
+    A start removes, replaces and fills them.
+
+    Raises:
+        FileError: one is; or a folder has the name of a file, or a file that of a folder.
+    """
+    for entry in os.scandir(progress):
+        with contextlib.suppress(FileNotFoundError):  # a draft of another start, removed since
+            mode = entry.stat(follow_symlinks=False).st_mode
+            if FOLDERS.match(entry.name):
+                if not stat.S_ISDIR(mode):
+                    make_folder(Path(entry.path))
+            elif not stat.S_ISREG(mode) and (FILES.match(entry.name) or not stat.S_ISDIR(mode)):
+                open_to_read(Path(entry.path)).close()
 
 
 def exit_codes_file(progress: Path, machine: int) -> Path:
@@ -196,7 +222,7 @@ def clear_leftovers(progress: Path) -> list[str]:
             )
     lines = []
     for folder in sorted(progress.glob("step-*")):
-        if artifact.is_published(folder):
+        if artifact.is_published(folder) or not folder.is_dir():
             continue
         if not any(folder.iterdir()):
             folder.rmdir()
@@ -259,9 +285,7 @@ def repair_records(checkpoint: Artifact, log: Path) -> list[str]:
             lines.append(f"{path}: damaged, removed; {LOSSES.get(path.name, 'it is a record')}")
     if records.keys() != {name for name in checkpoint.files if not _is_needed(name)}:
         needed = {name: entry for name, entry in checkpoint.files.items() if _is_needed(name)}
-        document = json.loads((folder / MANIFEST).read_text(encoding="utf-8")) | {
-            "files": needed | records
-        }
+        document = read_object(folder / MANIFEST) | {"files": needed | records}
         with replacing(folder / MANIFEST) as new:
             write_json(new, document)
     return lines
@@ -279,12 +303,14 @@ def _names(folder: Path) -> list[str]:
 def _restore(path: Path, log: Path, entry: Mapping[str, Any]) -> bool:
     """Restore a checkpoint's log from the phase's; return False if that does not begin with it."""
     try:
-        with log.open("rb") as stream:
+        with open_to_read(log) as stream:
+            if os.fstat(stream.fileno()).st_size < entry["bytes"]:
+                return False
             data = stream.read(entry["bytes"])
     except OSError:
         return False
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         return False
     with replacing(path) as new:
-        new.write_bytes(data)
+        write_bytes(new, data)
     return True

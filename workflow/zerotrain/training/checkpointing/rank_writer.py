@@ -16,6 +16,7 @@ import torch
 
 from zerotrain.artifact import file_sha256
 from zerotrain.errors import PipelineError
+from zerotrain.machine.regular_file import open_to_read
 from zerotrain.state.checkpoint import (
     Fragment,
     rank_files,
@@ -71,7 +72,7 @@ def _size(path: Path) -> int | None:
     """Return the bytes of a file, or None if it is missing."""
     try:
         # NFS asks its server again on an open, but may answer a stat from its cache.
-        with path.open("rb") as stream:
+        with open_to_read(path) as stream:
             return os.fstat(stream.fileno()).st_size
     except FileNotFoundError:
         return None

@@ -93,7 +93,7 @@ def take_back(progress: Path, stale: Path) -> None:
         for item in damaged:
             item.rename(kept / item.name)
     for item in _items(progress):
-        shutil.rmtree(item) if item.is_dir() else item.unlink()
+        shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
     restoring = _unused_name(progress, RESTORING, stale.name.partition("-")[2])
     stale.rename(restoring)
     _complete_restoring(progress, restoring)
@@ -218,5 +218,5 @@ def _write(path: Path, trains: Mapping[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """Read the values in a file; return None, which accepts nothing, if missing or damaged."""
-    trains = (conditions.read_object(path) or {}).get(conditions.TRAINS)
+    trains = (conditions.read_if_whole(path) or {}).get(conditions.TRAINS)
     return trains if isinstance(trains, dict) else None

@@ -13,7 +13,9 @@ from typing import Any
 import cpuinfo
 import torch
 
+from zerotrain.artifact.documents import read_object
 from zerotrain.machine.compiled_ops import ops_folder
+from zerotrain.machine.regular_file import write_text
 
 MUON = "deepspeed.runtime.zero.muon.muon_optimizer"
 PROCESSOR = "processor.json"
@@ -50,11 +52,10 @@ def remember_processor() -> None:
 def _read_or_detect(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     path = ops_folder() / PROCESSOR
     with contextlib.suppress(OSError, ValueError):
-        processor: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return processor
+        return read_object(path)
     processor = look()
     draft = path.with_name(f"{PROCESSOR}.new-{os.getpid()}")
     with contextlib.suppress(OSError):  # the folder may be read-only
-        draft.write_text(json.dumps(processor), encoding="utf-8")
+        write_text(draft, json.dumps(processor))
         draft.replace(path)
     return processor

@@ -5,7 +5,6 @@ Without it every process loads the whole model into host memory before DeepSpeed
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from deepspeed import zero
 from deepspeed.accelerator import get_accelerator
 
+from zerotrain.artifact.documents import read_object
 from zerotrain.artifact.tensor_file import MIXED_PRECISION, open_tensors
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
@@ -83,7 +83,7 @@ def load_partitioned(
         tensor: torch.Tensor = held[key].get_tensor(key)
         return tensor
 
-    settings = json.loads(config.read_text(encoding="utf-8"))
+    settings = read_object(config)
     if swap is not None:
         point_to(settings, swap)
     # One buffer for every parameter in turn: freed tensors between parts would fragment memory.

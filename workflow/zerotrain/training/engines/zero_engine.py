@@ -8,7 +8,6 @@ traps are listed in DeepSpeed's and accelerate's issues; none is reachable from 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.utils import groups as process_groups
 
+from zerotrain.artifact.documents import read_object
 from zerotrain.config import optimizers
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.device import device_type
@@ -94,7 +94,7 @@ class ZeroEngine:
         direct = optimizers.is_plain_adam(phase.train.optimizer, phase.train.optimizer_args)
         parameters = [[trained[name] for name in group.names] for group in self.groups]
         optimizer = self._open(parameters) if direct else _Groups(parameters)
-        settings = json.loads(config.read_text(encoding="utf-8"))
+        settings = read_object(config)
         if swap is not None:
             point_to(settings, swap)
         # DeepSpeed rounds the weights to 16 bits before it copies them to its fp32 masters.

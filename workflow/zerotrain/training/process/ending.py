@@ -15,11 +15,12 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter
+from pydantic import Field
 
+from zerotrain.artifact.documents import read_record
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
@@ -27,8 +28,15 @@ from zerotrain.machine.child_process import supervisor_pid
 from zerotrain.machine.device import device_type
 from zerotrain.machine.disk_errors import DiskError
 from zerotrain.machine.host import oom_kills
+from zerotrain.machine.liveness import Number
 from zerotrain.machine.output import print_message
-from zerotrain.training.checkpointing.progress_folder import ENDED, EXIT, newest_step
+from zerotrain.machine.regular_file import write_text
+from zerotrain.training.checkpointing.progress_folder import (
+    ENDED,
+    EXIT,
+    exit_codes_file,
+    newest_step,
+)
 from zerotrain.training.process import failures, lock
 from zerotrain.training.process.lock_file import give_name
 from zerotrain.training.reporting import heartbeat
@@ -42,13 +50,13 @@ CONTINUES = "training continues"
 class ExitRecord:
     """Content of exit.json: the ending as the process or the stage's watch recorded it."""
 
-    code: int
+    code: Annotated[int, Field(ge=0, lt=256)]
     reason: str
     hint: str = ""
     """Empty if the process has printed the reason and the hint itself."""
     kind: str = ""
     """A kind of training.process.failures, if the answer needs more than the process knows."""
-    measured: dict[str, int] = field(default_factory=dict)
+    measured: dict[str, Annotated[int, Field(ge=0)]] = field(default_factory=dict)
     """Bytes of the device at an out-of-memory error: total, allocated, reserved."""
 
 
@@ -74,7 +82,7 @@ def write_exit_record(
     draft = progress / f"{DRAFT}{socket.gethostname()}-{os.getpid()}"
     try:
         # Write it as a whole: a process that finds the file kills this one.
-        draft.write_text(json.dumps(record), encoding="utf-8")
+        write_text(draft, json.dumps(record))
         give_name(draft, progress / EXIT)
     except FileExistsError:
         return False
@@ -89,19 +97,9 @@ def write_exit_record(
 def read_exit_record(progress: Path) -> ExitRecord | None:
     """Return what a process or the watch left, if anything that is a record."""
     try:
-        return _exit_reader().validate_json((progress / EXIT).read_bytes())
+        return read_record(progress / EXIT, ExitRecord)
     except (OSError, ValueError):
         return None
-
-
-@cache
-def _exit_reader() -> TypeAdapter[ExitRecord]:
-    return TypeAdapter(ExitRecord)
-
-
-@cache
-def _code_reader() -> TypeAdapter[dict[int, int]]:
-    return TypeAdapter(dict[int, int])
 
 
 def describe_unfinished(phase: str, progress: Path, until: int, reason: str) -> str:
@@ -168,7 +166,7 @@ class LaunchDeath:
                 f"{_format_exit_codes(ended) or code}); {newest}",
                 hint="a traceback above tells where: report it with the log; " + failures.CONTINUES,
             )
-        name = signal.Signals(killed[first]).name
+        name = _signal_name(killed[first])
         why, hint = self._why(killed[first])
         return PipelineError(
             f"phase {phase}: rank {first} was killed by {name}{why}; {newest}", hint=hint
@@ -217,8 +215,19 @@ def read_exit_codes(progress: Path) -> dict[int, int]:
     codes: dict[int, int] = {}
     for path in sorted(progress.glob(ENDED)):
         with contextlib.suppress(OSError, ValueError):
-            codes |= _code_reader().validate_json(path.read_bytes())
+            codes |= read_record(path, dict[Number, Annotated[int, Field(ge=-64, lt=256)]])
     return codes
+
+
+def write_exit_codes(progress: Path, machine: int, codes: Mapping[int, int]) -> None:
+    """Write the exit codes by rank of a machine's processes that did not end with 0."""
+    write_text(exit_codes_file(progress, machine), json.dumps(codes))
+
+
+def _signal_name(number: int) -> str:
+    """Return a signal's name; Python knows none for most real-time signals."""
+    known = number in list(signal.Signals)
+    return signal.Signals(number).name if known else f"signal {number}"
 
 
 def _format_exit_codes(ended: Mapping[int, int]) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import logging
 import os
 import subprocess
@@ -34,7 +33,6 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import compiled_ops
 from zerotrain.machine.child_process import SUPERVISOR, end_with_parent, supervisor_mark
 from zerotrain.machine.output import print_message
-from zerotrain.training.checkpointing.progress_folder import exit_codes_file
 from zerotrain.training.process import ending, nvme_check, scratch, swap_folder
 from zerotrain.training.process.lock import end_with_owner
 from zerotrain.training.process.stop import StopRequest
@@ -62,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     # At a signal, torchrun would end the processes instead of letting them finish their step.
     arguments.signals_to_handle = "SIGQUIT"
     arguments.shutdown_timeout = GRACE_SECONDS
+    arguments.log_dir = os.devnull  # torchrun would leave a folder torchelastic_* in $TMPDIR
     logging.disable(logging.ERROR)  # torchrun repeats what ended-*.json says
     try:
         given = arguments.training_script_args
@@ -80,9 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         ended = {rank: failure.exitcode for rank, failure in failures.items()}
     else:
         return 0
-    exit_codes_file(progress, arguments.machine_rank or 0).write_text(
-        json.dumps(ended), encoding="utf-8"
-    )
+    ending.write_exit_codes(progress, arguments.machine_rank or 0, ended)
     return 1
 
 

@@ -24,10 +24,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
+from zerotrain.artifact.documents import read_record
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import writing
-from zerotrain.machine.liveness import open_lock, pid_space
+from zerotrain.machine.liveness import pid_space
 from zerotrain.machine.output import print_message
+from zerotrain.machine.regular_file import open_to_change, write_text
 from zerotrain.training.process.lock_file import (
     LEASE_SECONDS,
     SignsOfLife,
@@ -120,8 +122,7 @@ def take(
     draft = folder / f"{LOCK}.new-{pid_space()}-{me.pid}"
     try:
         with writing(folder):
-            draft.unlink(missing_ok=True)
-            draft.write_text(json.dumps(asdict(me)), encoding="utf-8")
+            write_text(draft, json.dumps(asdict(me)))
         with _turn(folder):
             while True:
                 _clear_if_dead(folder, draft.with_suffix(".dead"), check or check_not_locked)
@@ -203,16 +204,18 @@ def read_owner(folder: Path) -> LockOwner | None:
 
 def _read(lock: Path) -> LockOwner | None:
     try:
-        return LockOwner.read(json.loads(lock.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, AttributeError):
-        return None  # after a power cut, or still being written: TORN_SECONDS
+        return read_record(lock, LockOwner)
+    except PipelineError:
+        return None  # no file, or after a power cut, or still being written: TORN_SECONDS
 
 
 def _clear_if_dead(folder: Path, aside: Path, check: Callable[[Path], LockOwner | None]) -> None:
-    """Remove a dead owner's lock."""
-    while (dead := check(folder)) is None and (folder / LOCK).exists():
+    """Remove a dead owner's lock.
+
+    Raises:
+        FileError: a link, a folder or a pipe is in its place.
+    """
+    while (dead := check(folder)) is None and last_sign(folder / LOCK) is not None:
         if _silent(folder / LOCK) > TORN_SECONDS:
             break
         time.sleep(0.1)
@@ -240,7 +243,7 @@ def _remove(folder: Path, aside: Path, owner: LockOwner | None) -> None:
 @contextlib.contextmanager
 def _turn(folder: Path) -> Iterator[None]:
     """Let one process take the lock at a time; a second could remove a lock just taken over."""
-    with open_lock(folder / TAKING) as turn:
+    with open_to_change(folder / TAKING, make=True) as turn:
         with contextlib.suppress(OSError):  # a file system without flock
             fcntl.flock(turn, fcntl.LOCK_EX)
         yield
@@ -325,9 +328,9 @@ def hold_writer(folder: Path) -> IO[str]:
     """Take the kernel lock of the writing process; it lasts while the returned file is open.
 
     Raises:
-        PipelineError: the writer of an earlier start does not end.
+        PipelineError: the writer of an earlier start does not end, or no file has the lock's name.
     """
-    stream = open_lock(folder / WRITER)
+    stream = open_to_change(folder / WRITER, make=True)
     deadline = time.monotonic() + GRACE_SECONDS
     while True:
         try:

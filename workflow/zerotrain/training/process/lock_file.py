@@ -19,6 +19,7 @@ from pathlib import Path
 
 from zerotrain.machine.disk_errors import DiskError, explain
 from zerotrain.machine.liveness import time_there
+from zerotrain.machine.regular_file import FileError, open_new, open_to_change, open_to_read
 
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of a file system without hard links (link(2); ENOSYS: of FUSE)."""
@@ -48,7 +49,7 @@ def give_name(draft: Path, place: Path) -> None:
         os.link(draft, place)
     except FileExistsError:
         # An NFS client without a reply retries: the link that it finds may be its own.
-        with draft.open("rb") as stream:
+        with open_to_read(draft) as stream:
             if os.fstat(stream.fileno()).st_nlink != 2:
                 raise
     except OSError as error:
@@ -56,15 +57,15 @@ def give_name(draft: Path, place: Path) -> None:
             raise _sentence(error, place) from error
         try:
             _copy_new(draft, place)
-        except FileExistsError:
+        except (FileExistsError, FileError):
             raise
         except OSError as failed:
             raise _sentence(failed, place) from failed
 
 
 def _copy_new(draft: Path, place: Path) -> None:
-    with place.open("x", encoding="utf-8") as stream:
-        stream.write(draft.read_text(encoding="utf-8"))
+    with open_new(place, replace=False) as stream, open_to_read(draft) as source:
+        stream.write(source.read())
         stream.flush()
         os.fsync(stream.fileno())
         try:
@@ -93,7 +94,7 @@ class SignsOfLife:
     """Thread that gives signs of life through a lock file until it is closed."""
 
     def __init__(self, file: Path, lease: float) -> None:
-        self._handle = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
+        self._file = open_to_change(file)
         self._every = sign_seconds(lease)
         self._closed = threading.Event()
         self._sign()
@@ -106,7 +107,7 @@ class SignsOfLife:
             self._closed.set()
             self._thread.join(CLOSE_SECONDS)
             if not self._thread.is_alive():  # else the thread waits for a disk and uses the file
-                os.close(self._handle)
+                self._file.close()
 
     def _run(self) -> None:
         while not self._closed.wait(self._every):
@@ -114,13 +115,17 @@ class SignsOfLife:
 
     def _sign(self) -> None:
         with contextlib.suppress(OSError):  # a network disk that does not respond now
-            os.utime(self._handle)
+            os.utime(self._file.fileno())
 
 
 def last_sign(file: Path) -> float | None:
-    """Return the time of the last sign by the file system's clock; None: no such file."""
+    """Return the time of the last sign by the file system's clock; None: no such file.
+
+    Raises:
+        FileError: a link, a folder or a pipe has the name.
+    """
     try:
-        with file.open("rb") as stream:  # opening it makes a network file system ask its server
+        with open_to_read(file) as stream:  # opening it makes a network file system ask its server
             return os.fstat(stream.fileno()).st_mtime
     except FileNotFoundError:
         return None

@@ -10,21 +10,15 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from functools import cache
+from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
 import psutil
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
+from zerotrain.artifact.documents import check_type
 from zerotrain.machine import slurm_job
-from zerotrain.machine.liveness import boot_id, pid_namespace
-
-Number = Annotated[int, Field(ge=0, lt=2**31)]
-"""A pid, a user's id or a count."""
-Seconds = Annotated[float, Field(ge=0, lt=2**33, allow_inf_nan=False)]
-"""A time that the calendar has, or a duration."""
+from zerotrain.machine.liveness import Number, Pid, Seconds, boot_id, pid_namespace
 
 
 @dataclass(frozen=True)
@@ -32,7 +26,7 @@ class LockOwner:
     """Process that trains; its start time distinguishes it from a later one with the same pid."""
 
     host: str
-    pid: Number
+    pid: Pid
     started: Seconds
     """Start of the process, seconds since the epoch."""
     job: str
@@ -52,17 +46,13 @@ class LockOwner:
     """Largest number of seconds between two signs of life; 0: it gives none."""
 
     @classmethod
-    def read(cls, values: Mapping[str, Any]) -> LockOwner:
-        """Read an owner from JSON values, including those of an earlier or a later version.
+    def read(cls, values: Any) -> LockOwner:
+        """Read an owner from JSON values.
 
         Raises:
-            TypeError: the values are no mapping.
-            ValueError: they name no process.
+            DocumentError: they name no process.
         """
-        if not isinstance(values, Mapping):
-            raise TypeError(f"a mapping is expected, not {values!r}")
-        known = {item.name for item in fields(cls)}
-        return _reader().validate_python({k: v for k, v in values.items() if k in known})
+        return check_type(values, cls, "a process")
 
     def is_running(self) -> bool | None:
         """Return whether the owner runs; None if neither its pid nor Slurm shows it.
@@ -111,11 +101,6 @@ class LockOwner:
         twin = self.host == socket.gethostname() and not self._is_here()
         where = ", in another container or on another machine of this name" if twin else ""
         return f"{job}, since {since}{where}"
-
-
-@cache
-def _reader() -> TypeAdapter[LockOwner]:
-    return TypeAdapter(LockOwner)
 
 
 def this_process(lease: float = 0.0) -> LockOwner:

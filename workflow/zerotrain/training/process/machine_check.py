@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
+from pydantic import Field
 
+from zerotrain.artifact.documents import check_object, check_type, read_object, read_yaml
 from zerotrain.config import optimizers
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
@@ -101,6 +102,22 @@ def _smaller_states(phase: ResolvedPhase) -> str:
     return "set launch.bf16_optimizer_states: true (4 bytes a trained parameter less), "
 
 
+@dataclass(frozen=True)
+class _AccelerateFile:
+    """What is read here of accelerate.yaml."""
+
+    main_process_port: Annotated[int, Field(ge=0, lt=2**16)] | None = None
+
+
+@dataclass(frozen=True)
+class _OffloadParam:
+    """What is read here of zero_optimization.offload_param."""
+
+    device: str = "none"
+    buffer_size: Annotated[int, Field(ge=0)] = 0
+    buffer_count: Annotated[int, Field(ge=0)] = 0
+
+
 def check_locked_memory(phase: ResolvedPhase, machine: Machine, launch: Path) -> None:
     """Refuse buffers that cannot be locked into memory: DeepSpeed would crash at a null pointer.
 
@@ -108,10 +125,7 @@ def check_locked_memory(phase: ResolvedPhase, machine: Machine, launch: Path) ->
         PipelineError: the buffers of NVMe offload exceed `ulimit -l`.
     """
     lockable = machine.host.lockable
-    section = json.loads((launch / "deepspeed.json").read_text(encoding="utf-8"))[
-        "zero_optimization"
-    ]
-    buffers = _buffer_bytes(phase, section)
+    buffers = _buffer_bytes(phase, read_zero_section(launch))
     if lockable is not None and buffers > lockable:
         raise PipelineError(
             f"phase {phase.phase}: NVMe offload locks buffers of {gib(buffers)} into memory, and "
@@ -136,16 +150,29 @@ def main_process_port(phase: ResolvedPhase, launch: Path) -> int:
 
 def configured_port(launch: Path) -> int | None:
     """Return the port in accelerate.yaml, if any."""
-    named = yaml.safe_load((launch / "accelerate.yaml").read_text(encoding="utf-8")).get(
-        "main_process_port"
+    file = launch / "accelerate.yaml"
+    return (
+        check_type(read_yaml(file, version="1.1"), _AccelerateFile, file).main_process_port or None
     )
-    return int(named) if named else None
+
+
+def read_zero_section(launch: Path) -> dict[str, Any]:
+    """Read a launch's ZeRO settings, zero_optimization in deepspeed.json.
+
+    Raises:
+        FileError: the file is missing.
+        DocumentError: it is damaged.
+    """
+    file = launch / "deepspeed.json"
+    found = read_object(file).get("zero_optimization")
+    return check_object(found, f"{file}: zero_optimization")
 
 
 def _buffer_bytes(phase: ResolvedPhase, section: dict[str, Any]) -> int:
     """Return the bytes of one process's swap buffers for parameters, without the optimizer's."""
-    parameters = section.get("offload_param", {})
-    if parameters.get("device") != "nvme":
+    found = section.get("offload_param", {})
+    parameters = check_type(found, _OffloadParam, "zero_optimization.offload_param")
+    if parameters.device != "nvme":
         return 0
-    elements = int(parameters["buffer_size"]) * int(parameters["buffer_count"])
+    elements = parameters.buffer_size * parameters.buffer_count
     return elements * ELEMENT_BYTES[phase.launch.mixed_precision]

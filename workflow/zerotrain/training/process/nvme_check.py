@@ -9,7 +9,6 @@ small model is trained with CPU offload and with NVMe offload
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import shutil
@@ -18,10 +17,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from zerotrain import artifact
+from zerotrain.artifact.documents import read_bytes, read_record, read_text
 from zerotrain.artifact.sources import source_digest
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
@@ -29,6 +32,8 @@ from zerotrain.machine import compiled_ops, disk
 from zerotrain.machine.child_process import SUPERVISOR, supervisor_mark
 from zerotrain.machine.detect import detect
 from zerotrain.machine.ports import free_port
+from zerotrain.machine.regular_file import open_new, write_bytes
+from zerotrain.training.process.machine_check import read_zero_section
 from zerotrain.training.process.machines import thread_count
 
 TRIAL = "trial.json"
@@ -37,8 +42,18 @@ BOUND = 1e-6
 """Largest relative difference; correct swapping gives 0, since both run the same AdamW."""
 TIMEOUT_SECONDS = 300.0
 
-Trial = dict[str, Any]
-"""Output of nvme_trial: {"cpu": [loss, ...], "nvme": [...], "state_deviation": ...}."""
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""JSON has no number that is not finite: nvme_trial writes null."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Output of nvme_trial."""
+
+    cpu: list[Number]
+    """The loss of each step."""
+    nvme: list[Number]
+    state_deviation: Number
 
 
 def check(
@@ -74,7 +89,7 @@ def check(
     with contextlib.suppress(OSError):  # not our environment: the check then runs each time
         remembered.parent.mkdir(parents=True, exist_ok=True)
         draft = remembered.with_suffix(f".{os.getpid()}")
-        artifact.write_json(draft, {"key": key, "trial": trial})
+        artifact.write_json(draft, {"key": key, "trial": asdict(trial)})
         draft.replace(remembered)
     return sentence
 
@@ -85,13 +100,13 @@ def judge(phase: ResolvedPhase, trial: Trial) -> str:
     Raises:
         PipelineError: they differ; the message has both losses of each step that differs.
     """
-    pairs = list(zip(trial["cpu"], trial["nvme"], strict=True))
+    pairs = list(zip(trial.cpu, trial.nvme, strict=True))
     differing = [
         f"step {step}: {nvme:.7g} instead of {cpu:.7g}"
         for step, (cpu, nvme) in enumerate(pairs, 1)
         if not _equal(nvme, cpu)
     ]
-    deviation = trial["state_deviation"]
+    deviation = trial.state_deviation
     if differing or not deviation <= BOUND:
         losses = f"losses differ ({'; '.join(differing)})" if differing else "losses agree"
         raise PipelineError(
@@ -123,7 +138,7 @@ def run_trial(
     folder.mkdir()
     log = folder / "log.txt"
     threads = str(thread_count(phase, phase.processes_per_machine))
-    with log.open("wb") as stream:
+    with open_new(log) as stream:
         child = subprocess.Popen(
             [sys.executable, "-m", MODULE, "--launch", str(launch), "--folder", str(folder)],
             env={
@@ -149,18 +164,18 @@ def run_trial(
             child.wait()
     left = folder / TRIAL
     if code == 0 and left.is_file():
-        trial: Trial = json.loads(left.read_text(encoding="utf-8"))
+        trial = read_record(left, Trial)
         shutil.rmtree(folder)
         return trial
     kept = compiled_ops.ops_folder() / "nvme-check.log"
     with contextlib.suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(log, kept)
+        write_bytes(kept, read_bytes(log))
     ending = "did not end within" if code is None else f"ended with code {code} before"
     raise PipelineError(
         f"phase {phase.phase}: NVMe offload could not be checked on {phase.launch.offload_path}: "
-        f"a small training {ending} {timeout_s:g} s: {_last_line(log)}",
-        hint=f"read {kept}; NVMe offload needs libaio (`apt-get install libaio-dev`, `dnf install "
+        f"a small training {ending} {timeout_s:g} s: {_last_line(log)} (log: {kept})",
+        hint="NVMe offload needs libaio (`apt-get install libaio-dev`, `dnf install "
         f"libaio-devel`), its op (`{compiled_ops.BUILD_SWAP_OP}`) and a disk with direct I/O; "
         "zero3_offload needs none of them",
     )
@@ -173,7 +188,7 @@ def _equal(value: float, expected: float) -> bool:
 def _key(phase: ResolvedPhase, launch: Path, swap: Path) -> dict[str, Any]:
     """Return what the outcome depends on, next to what the ops folder's name contains."""
     machine = detect()
-    zero = json.loads((launch / "deepspeed.json").read_text(encoding="utf-8"))["zero_optimization"]
+    zero = read_zero_section(launch)
     sections = {k: v for k, v in zero.items() if k.startswith("offload")}
     return {
         "host": socket.gethostname(),
@@ -188,10 +203,6 @@ def _key(phase: ResolvedPhase, launch: Path, swap: Path) -> dict[str, Any]:
 
 
 def _last_line(log: Path) -> str:
-    lines = [
-        line.strip()
-        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
-        if line.strip()
-    ]
+    lines = [line.strip() for line in read_text(log, errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line]
     return (errors or lines or ["it printed nothing"])[-1][:300]

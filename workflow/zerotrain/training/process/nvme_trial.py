@@ -25,6 +25,7 @@ from zerotrain.state.position import MASTER
 from zerotrain.state.state import parts_of
 from zerotrain.training.engines.zero_engine import ZeroEngine
 from zerotrain.training.process.nvme_check import TRIAL
+from zerotrain.training.reporting.validation_history import finite_or_none
 
 WIDTHS = (509, 1031, 521, 1049, 13)
 """The first three layers have more than 2^19 weights: over 1 MiB in 16 bits too."""
@@ -61,7 +62,11 @@ def main(argv: list[str] | None = None) -> None:
         for name, slots in cpu[1].items()
         for slot, values in slots.items()
     )
-    trial = {"cpu": cpu[0], "nvme": first[0] + rest[0], "state_deviation": deviation}
+    trial = {
+        "cpu": [*map(finite_or_none, cpu[0])],
+        "nvme": [*map(finite_or_none, first[0] + rest[0])],
+        "state_deviation": finite_or_none(deviation),
+    }
     write_json(folder / TRIAL, trial)
 
 

@@ -29,7 +29,7 @@ from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, Artifact
 from zerotrain.errors import PipelineError
 from zerotrain.machine import disk
-from zerotrain.machine.liveness import open_lock
+from zerotrain.machine.regular_file import open_new, open_to_change, open_to_read
 
 PREFIX = "zerotrain-cache-"
 LOCK, COPY, NEW = "lock", "cache", "new"
@@ -138,7 +138,7 @@ def _open(place: Path) -> IO[str]:
         if place.is_symlink() or place.stat().st_uid != os.getuid():
             raise _NoCopyError(f"{place} is not yours")
         with contextlib.suppress(FileNotFoundError):  # removed since
-            return open_lock(place / LOCK)
+            return open_to_change(place / LOCK, make=True)
 
 
 def _wait(lock: IO[str], how: int, stop: Callable[[], bool]) -> None:
@@ -195,7 +195,7 @@ def _make(place: Path, cache: Artifact, needed: int, stop: Callable[[], bool]) -
         target = place / NEW / name
         target.parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()
-        with source.open("rb") as reading, target.open("wb") as writing:
+        with open_to_read(source) as reading, open_new(target) as writing:
             while chunk := reading.read(CHUNK):
                 if stop():
                     raise _NoCopyError("the training is to stop")
@@ -214,7 +214,7 @@ def _remove_unused(place: Path) -> None:
     """Remove a copy that no training reads or makes."""
     if place.is_symlink():
         return  # a shared folder: it leads to what is not ours
-    with contextlib.suppress(OSError, PipelineError), open_lock(place / LOCK) as lock:
+    with contextlib.suppress(OSError), open_to_change(place / LOCK, make=True) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_there(lock, place):
             shutil.rmtree(place, ignore_errors=True)

@@ -26,12 +26,14 @@ def prepare(inputs: Inputs, progress: Path) -> None:
     """Prepare the progress folder, whose lock is held, for a start or a resume.
 
     Raises:
+        FileError: a link, a pipe or a folder is in the place of one of its files.
         PipelineError: the switch into this phase would lose something that the phase does not allow
             to be lost, or its checkpoints were trained with other values and train.on_change is
             `stop`.
     """
     phase, parents = inputs.phase, inputs.parents
     progress.mkdir(parents=True, exist_ok=True)
+    progress_folder.check_entries(progress)
     set_aside.complete_moves(progress)
     messages = progress_folder.clear_leftovers(progress)
     changes = edited.prepare_progress_folder(

@@ -21,6 +21,7 @@ import psutil
 from zerotrain.errors import PipelineError
 from zerotrain.machine.child_process import SAME_SECONDS, handled_signals
 from zerotrain.machine.output import print_message
+from zerotrain.machine.regular_file import touch
 from zerotrain.training.checkpointing.progress_folder import STOP, saved_steps
 from zerotrain.training.process import lock
 from zerotrain.training.process.lock_owner import LockOwner
@@ -59,7 +60,7 @@ def stop_training(progress: Path, wait: float) -> bool:
     )
     callers = _snakemakes_above(trainer)
     start = last_message = time.monotonic()
-    (progress / STOP).touch()
+    touch(progress / STOP)
     while trainer_of(progress) == trainer or any(_is_running(caller) for caller in callers):
         now = time.monotonic()
         if now - start > wait:
@@ -75,7 +76,7 @@ def stop_training(progress: Path, wait: float) -> bool:
             print_message(f"waiting for pid {trainer.pid}; newest checkpoint: {_newest(progress)}")
             # A training that had just started has removed the first request.
             if trainer_of(progress) == trainer:
-                (progress / STOP).touch()
+                touch(progress / STOP)
         time.sleep(LOOK_SECONDS if trainer.host == socket.gethostname() else AWAY_SECONDS)
     return True
 
@@ -138,7 +139,7 @@ class StopRequest:
         if self._first is None:
             self._first = now
             if self._tell:
-                self._file.touch()
+                touch(self._file)
         elif now - self._first > SAME_SECONDS:
             lock.release_all()
             os._exit(128 + number)

@@ -21,10 +21,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from zerotrain.artifact import Artifact
+from zerotrain.artifact.documents import read_record
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import disk
 from zerotrain.machine.liveness import hold, is_held
+from zerotrain.machine.regular_file import write_text
 from zerotrain.models.sizes import read_sizes
 from zerotrain.training.process.lock_owner import LockOwner, this_process
 
@@ -58,7 +60,7 @@ def swap_folder(phase: ResolvedPhase, needed_bytes: int) -> Iterator[tuple[Path,
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{phase.run}-{phase.phase}-", dir=path))
     try:
         draft = folder / f".{OWNER}.new"
-        draft.write_text(json.dumps(asdict(this_process())) + "\n", encoding="utf-8")
+        write_text(draft, json.dumps(asdict(this_process())) + "\n")
         with hold(draft):
             draft.replace(folder / OWNER)
             yield folder, messages
@@ -100,14 +102,14 @@ def clear_dead(path: Path) -> list[str]:
         if folder.is_symlink() or not folder.is_dir():
             continue
         try:
-            owner = LockOwner.read(json.loads((folder / OWNER).read_text(encoding="utf-8")))
+            owner = read_record(folder / OWNER, LockOwner)
             dead = not _is_alive(owner, folder / OWNER)
         except FileNotFoundError:
             if not folder.exists():  # its own training, or another start, has just removed it
                 continue
             messages.append(_describe_unowned(folder, "is missing"))
             continue
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError):
             messages.append(_describe_unowned(folder, "cannot be read"))
             continue
         if dead:

@@ -13,19 +13,22 @@ and adds each grid to TensorBoard's folder as a separate run, `samples`.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+from pydantic import Field
 from safetensors import safe_open
 
+from zerotrain.artifact.documents import check_type, parse_json, read_header
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.machine.child_process import end_with_parent
 from zerotrain.machine.disk_errors import writing
+from zerotrain.machine.regular_file import make_folder, open_new, open_to_read
 from zerotrain.training.reporting.grid import (
     BACKGROUND,
     FONT_SIZE,
@@ -45,6 +48,15 @@ MOST_STEPS = 8
 
 
 PROGRAM = "zerotrain.training.reporting.decode_samples"
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    """What latents were sampled of: the metadata of their file."""
+
+    prompts: list[str]
+    columns: Annotated[int, Field(gt=0)]
+    step: Annotated[int, Field(ge=0, lt=2**62)]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -77,19 +89,26 @@ def decode(folder: Path, family: DiffusionFamily, base: Path, device: str) -> No
     """Decode all latents without images, on a device."""
     while waiting := list_undecoded(folder):
         path = waiting[0]
+        about = _read_sampled(path)
         with safe_open(path, framework="pt") as opened:
-            latents, about = opened.get_tensor("latents"), opened.metadata()
+            latents = opened.get_tensor("latents")
         images = family.decode_latents(base, latents, device)
-        columns, prompts = int(about["columns"]), json.loads(about["prompts"])
+        columns, prompts = about.columns, about.prompts
         rows = [images[start : start + columns] for start in range(0, len(images), columns)]
-        path.with_suffix("").mkdir(exist_ok=True)
+        make_folder(path.with_suffix(""))
         for number, row in enumerate(rows):
             for column, image in enumerate(row):
-                image.save(path.with_suffix("") / f"{number:02d}-{column:02d}.png")
+                _save(image, path.with_suffix("") / f"{number:02d}-{column:02d}.png")
         grid = draw_grid(prompts, rows)
-        _show(grid, folder.parent / "tensorboard" / FOLDER, int(about["step"]))
+        _show(grid, folder.parent / "tensorboard" / FOLDER, about.step)
         _save(grid, path.with_suffix(".png"))
         _save(_over_steps(folder, prompts), folder / "steps.png")
+
+
+def _read_sampled(path: Path) -> _Sampled:
+    metadata = read_header(path).metadata
+    prompts = parse_json(metadata.get("prompts", "null"), path)
+    return check_type({**metadata, "prompts": prompts}, _Sampled, path)
 
 
 def _has_grid(path: Path) -> bool:
@@ -100,6 +119,8 @@ def _has_grid(path: Path) -> bool:
 def _show(grid: Image.Image, board: Path, step: int) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
+    make_folder(board.parent)
+    make_folder(board)
     # A second event file in the training's own folder would end TensorBoard's reading of it.
     with SummaryWriter(str(board)) as writer:
         writer.add_image("samples", np.asarray(grid), step, dataformats="HWC")
@@ -109,16 +130,11 @@ def _over_steps(folder: Path, prompts: list[str]) -> Image.Image:
     """Draw the first image of each prompt, a column for each step that had the same prompts."""
     steps = []
     for path in sorted(folder.glob("step-*.safetensors")):
-        with safe_open(path, framework="pt") as opened:
-            same = json.loads(opened.metadata()["prompts"]) == prompts
-        if same and path.with_suffix(".png").is_file():
+        if _read_sampled(path).prompts == prompts and path.with_suffix(".png").is_file():
             steps.append(path)
     steps = [*steps[:1], *steps[1:][1 - MOST_STEPS :]]
     rows = [
-        [
-            Image.open(path.with_suffix("") / f"{number:02d}-00.png", formats=["PNG"])
-            for path in steps
-        ]
+        [_open(path.with_suffix("") / f"{number:02d}-00.png") for path in steps]
         for number in range(len(prompts))
     ]
     grid = draw_grid(prompts, rows)
@@ -132,9 +148,17 @@ def _over_steps(folder: Path, prompts: list[str]) -> Image.Image:
     return whole
 
 
+def _open(path: Path) -> Image.Image:
+    with open_to_read(path) as stream:
+        image = Image.open(stream, formats=["PNG"])
+        image.load()
+    return image
+
+
 def _save(image: Image.Image, path: Path) -> None:
     new = path.with_name(f".{path.name}.new")
-    image.save(new, format="PNG")
+    with open_new(new) as stream:
+        image.save(stream, format="PNG")
     new.replace(path)
 
 

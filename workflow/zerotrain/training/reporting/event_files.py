@@ -19,6 +19,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import text
 
+from zerotrain.machine.regular_file import make_folder, open_new
+
 NAME = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 
 
@@ -31,13 +33,16 @@ class EventFile:
         Args:
             folder: The folder of one TensorBoard run; made if it is missing.
             purge_step: The step from which earlier files no longer count.
+
+        Raises:
+            FileError: a link or a file is in the folder's place.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         named = (NAME.fullmatch(path.name) for path in folder.iterdir())
         newest = max((int(match[1]) for match in named if match), default=0)
         second = max(int(time.time()), newest + 1)
         name = f"events.out.tfevents.{second:010d}.{socket.gethostname()}.{os.getpid()}.0"
-        self._stream = (folder / name).open("xb")
+        self._stream = open_new(folder / name, replace=False)
         self._records = RecordWriter(self._stream)
         self._add(Event(file_version="brain.Event:2"))
         self._add(Event(step=purge_step, session_log=SessionLog(status=SessionLog.START)))

@@ -13,15 +13,18 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import accumulate, chain, islice, repeat, takewhile
 from operator import attrgetter, is_not, itemgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import psutil
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
+from zerotrain.artifact.documents import read_record
+from zerotrain.machine.liveness import Number, Pid, Seconds
+from zerotrain.machine.regular_file import make_folder, write_text
 from zerotrain.training.step_counter import StepCounter
 
 RANKS = "ranks"
@@ -63,17 +66,13 @@ class CodeLocation(NamedTuple):
         return f"{self.file.rpartition(PACKAGE)[2]}:{self.line} ({self.function})"
 
 
-Number = Annotated[int, Field(ge=0, lt=2**31)]
-Seconds = Annotated[float, Field(ge=0, lt=2**33, allow_inf_nan=False)]
-
-
 @dataclass(frozen=True)
 class RankStatus:
     """Last report of one process."""
 
     rank: Number
     host: str
-    pid: Number
+    pid: Pid
     started: Seconds
     """Start of the process, seconds since the epoch: distinguishes processes with one pid."""
     step: Annotated[int, Field(ge=0, lt=2**62)] | None
@@ -142,7 +141,7 @@ class Heartbeat:
     def __init__(self, progress: Path, rank: int) -> None:
         self.counter: StepCounter | None = None
         self._path = progress / RANKS / f"{rank:05d}.json"
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._path.parent)
         self._rank = rank
         self._started = psutil.Process().create_time()
         self._main = threading.main_thread().ident
@@ -187,7 +186,7 @@ class Heartbeat:
             time.time(),
         )
         draft = self._path.with_suffix(".new")
-        draft.write_text(json.dumps(asdict(status)), encoding="utf-8")
+        write_text(draft, json.dumps(asdict(status)))
         if not self._closed.is_set():
             draft.replace(self._path)
 
@@ -200,13 +199,8 @@ def read_statuses(progress: Path) -> list[RankStatus]:
     statuses = []
     for path in sorted((progress / RANKS).glob("*.json")):
         with contextlib.suppress(OSError, ValueError):
-            statuses.append(_reader().validate_json(path.read_bytes()))
+            statuses.append(read_record(path, RankStatus))
     return statuses
-
-
-@cache
-def _reader() -> TypeAdapter[RankStatus]:
-    return TypeAdapter(RankStatus)
 
 
 def late_ranks(statuses: Sequence[RankStatus], now: float) -> list[RankStatus]:

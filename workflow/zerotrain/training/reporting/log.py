@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from zerotrain.artifact import copy_new
+from zerotrain.artifact.documents import read_record
 from zerotrain.artifact.layout import LOG, PENDING, RESOURCES
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.memory_watch import (
@@ -21,8 +25,10 @@ from zerotrain.machine.memory_watch import (
     over_processes,
 )
 from zerotrain.machine.output import print_detail
+from zerotrain.machine.regular_file import open_new, open_to_read, write_text
 from zerotrain.training.reporting.display import Display, format_duration
 from zerotrain.training.reporting.trackers import open_trackers, points_of
+from zerotrain.training.reporting.validation_history import finite_or_none
 from zerotrain.training.step_time import PARTS, StepTime
 
 LEAST_SHARE = 0.005
@@ -65,21 +71,22 @@ class Log:
         """
         self._phase = phase
         self._progress = progress
-        before = (records / LOG).read_bytes() if records and (records / LOG).is_file() else b""
-        (progress / LOG).write_bytes(before)
-        self._stream = (progress / LOG).open("a")
-        self._used: dict[str, Any] = {
+        self._stream = open_new(progress / LOG)
+        if records and (records / LOG).is_file():
+            with open_to_read(records / LOG) as before:
+                shutil.copyfileobj(before, self._stream)
+        self._stream.flush()
+        self._used: dict[str, int | float] = {
             "train_seconds": 0.0,
             "peak_host_bytes": 0,
             "peak_device_bytes": 0,
         }
         if records and same_phase and (records / RESOURCES).is_file():
-            self._used = json.loads((records / RESOURCES).read_text(encoding="utf-8"))
+            self._used |= read_record(records / RESOURCES, dict[str, int | float])
         self._seconds_before = self._used["train_seconds"]
         self._means = Means(samples, phase.derived.epoch_size)
         if records and (records / PENDING).is_file():
-            pending = json.loads((records / PENDING).read_text(encoding="utf-8"))
-            self._means.load(pending, same_phase=same_phase)
+            self._means.load(read_record(records / PENDING, PendingMeans), same_phase=same_phase)
         self._display = Display(phase.phase, step, phase.derived.until_step)
         self._trackers = open_trackers(phase, progress, step, self.say)
         self._uses: Mapping[str, MemoryUse] = {}
@@ -180,7 +187,7 @@ class Log:
 
     def _write(self, step: int, values: Mapping[str, Any]) -> None:
         line = {"phase": self._phase.phase, "step": step, **_replace_nonfinite(values)}
-        self._stream.write(json.dumps(line) + "\n")
+        self._stream.write(f"{json.dumps(line)}\n".encode())
         self._stream.flush()
         for tracker in self._trackers:
             tracker.log(points_of(line), step)
@@ -214,7 +221,7 @@ class Log:
         for tracker in self._trackers:
             tracker.flush()
         folder.mkdir()
-        (folder / LOG).write_bytes((self._progress / LOG).read_bytes())
+        copy_new(self._progress / LOG, folder / LOG)
         resources = {
             **self._used,
             "train_seconds": round(self.seconds, 3),
@@ -224,8 +231,8 @@ class Log:
             },
             **(memory_metrics(self._uses, "train") if self._uses else {}),
         }
-        (folder / RESOURCES).write_text(json.dumps(resources) + "\n", encoding="utf-8")
-        (folder / PENDING).write_text(json.dumps(self._means.state()) + "\n", encoding="utf-8")
+        write_text(folder / RESOURCES, json.dumps(resources) + "\n")
+        write_text(folder / PENDING, json.dumps(asdict(self._means.state())) + "\n")
 
     def close(self) -> None:
         """Log the resources used; close the progress bar, the files and the trackers."""
@@ -273,9 +280,20 @@ def has_line(phase: ResolvedPhase, step: int) -> bool:
 def _replace_nonfinite(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values, with None for floats that JSON cannot represent."""
     return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        key: finite_or_none(value) if isinstance(value, float) else value
         for key, value in values.items()
     }
+
+
+@dataclass(frozen=True)
+class PendingMeans:
+    """Content of pending.json: what Means has added up so far."""
+
+    steps: list[tuple[float | None, float | None]]
+    """Loss and grad_norm of each step since the last log line; None if not finite, as JSON has no
+    such number."""
+    epoch: tuple[int, float, int]
+    """The sample from which it is added up, the sum and the number of its losses."""
 
 
 class Means:
@@ -332,13 +350,16 @@ class Means:
         self._epoch_from, self._epoch_sum, self._epoch_steps = samples, 0.0, 0
         return epoch if whole and counted else None
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> PendingMeans:
         """Return what `load` restores."""
-        epoch = [self._epoch_from, self._epoch_sum, self._epoch_steps]
-        return {"steps": self._steps, "epoch": epoch}
+        steps = [(finite_or_none(loss), finite_or_none(norm)) for loss, norm in self._steps]
+        return PendingMeans(steps, (self._epoch_from, self._epoch_sum, self._epoch_steps))
 
-    def load(self, state: dict[str, Any], *, same_phase: bool) -> None:
+    def load(self, state: PendingMeans, *, same_phase: bool) -> None:
         """Continue from a state; a new phase starts a new log line, but continues the epoch."""
-        self._epoch_from, self._epoch_sum, self._epoch_steps = state["epoch"]
+        self._epoch_from, self._epoch_sum, self._epoch_steps = state.epoch
         if same_phase:
-            self._steps = [(loss, norm) for loss, norm in state["steps"]]
+            self._steps = [
+                (math.inf if loss is None else loss, math.inf if norm is None else norm)
+                for loss, norm in state.steps
+            ]

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from zerotrain.cache.prompts import Prompts
 from zerotrain.cache.reader import Cache
 from zerotrain.data.draws import IMAGE_SEEDS, generator
+from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.child_process import SUPERVISOR, supervisor_mark
+from zerotrain.machine.regular_file import make_folder, write_bytes
 from zerotrain.training import ranks
 from zerotrain.training.engines.engine import Engine
 from zerotrain.training.reporting.decode_samples import FOLDER, PROGRAM, decode, list_undecoded
@@ -79,7 +80,7 @@ class LatentSampler:
         self._pipeline: Any = None
         self._process: subprocess.Popen[bytes] | None = None
         if engine.rank == 0:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             self._start_decoding()  # latents that an earlier start left
 
     def sample(self, step: int) -> None:
@@ -158,9 +159,9 @@ class LatentSampler:
             "step": str(step),
         }
         try:
-            save_file({"latents": latents.contiguous()}, new, metadata=about)
+            write_bytes(new, save({"latents": latents.contiguous()}, metadata=about))
             new.replace(path)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             # An image must not end a training; the next save reports a full disk.
             with contextlib.suppress(OSError):
                 new.unlink(missing_ok=True)
@@ -172,8 +173,9 @@ class LatentSampler:
         if self._decode == "inline":
             try:
                 decode(self._folder, self._family, self._base, str(self._engine.device))
-            except OSError as error:
-                self._log.say(f"{self._folder}: images not written: {error}; training continues")
+            except (OSError, PipelineError) as error:
+                why = error.what if isinstance(error, PipelineError) else error
+                self._log.say(f"{self._folder}: images not written: {why}; training continues")
         elif self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [

@@ -14,23 +14,35 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from accelerate import tracking
+from pydantic import Field
 
+from zerotrain.artifact.documents import read_json_lines, read_record
 from zerotrain.artifact.layout import LOG
 from zerotrain.config.trackers import TENSORBOARD, chosen_trackers
 from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine.regular_file import make_folder, write_text
 
 LAST_STEP = "last_step.json"
 """File in TensorBoard's folder: the last step of which its files have every point."""
-KEPT: dict[str, type] = {"run": str, "step": int, "names": list}
-"""Types of the stored values of a tracker."""
 MOST_WAITING = 10_000
 """Largest number of queued points for a slow tracker; later ones are dropped."""
 SECONDS_TO_FINISH = 30.0
 """Time that a tracker gets at the end to send queued points."""
+
+
+@dataclass(frozen=True)
+class StoredTracker:
+    """What a progress folder stores of a tracker."""
+
+    run: str | None = None
+    step: Annotated[int, Field(ge=-1, lt=2**62)] | None = None
+    """The last step of which the tracker has points."""
+    names: list[str] = field(default_factory=list)
 
 
 def open_trackers(
@@ -60,13 +72,13 @@ def points_of(line: Mapping[str, Any]) -> dict[str, float]:
     """Return the points of a metrics.jsonl line by the names that trackers use.
 
     Points of a step and of an epoch get the prefix `train/`; those of a validation keep their
-    names. Values of None, which replace non-finite numbers, are dropped, and so are lists, which
-    have a number for each process.
+    names. Other values are dropped: None, which replaces non-finite numbers, and lists, which have
+    a number for each process.
     """
     known = {
         key: value
         for key, value in line.items()
-        if key not in NOT_TRACKED and value is not None and not isinstance(value, list)
+        if key not in NOT_TRACKED and isinstance(value, int | float)
     }
     if "samples" in line:
         return {f"train/{key}": value for key, value in known.items()}
@@ -85,9 +97,9 @@ class LoggedPoints:
         self._step, self._names = step, set(names)
 
     @classmethod
-    def read(cls, state: Mapping[str, Any]) -> LoggedPoints:
+    def read(cls, state: StoredTracker) -> LoggedPoints:
         """Restore from the result of `state`, if there is one."""
-        return cls(int(state.get("step", -1)), state.get("names", ()))
+        return cls(-1 if state.step is None else state.step, state.names)
 
     def new(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
         """Return the values that the tracker does not have."""
@@ -122,10 +134,11 @@ class TensorBoard:
 
         folder = progress / TENSORBOARD
         begins = not folder.is_dir()
+        make_folder(folder)
         self._kept = folder / LAST_STEP
         # A folder of an earlier version has no such file, and has all points.
-        had = phase.derived.start_step if begins else int(_read(self._kept).get("step", step))
-        first = min(had, step)
+        had = phase.derived.start_step if begins else _read(self._kept).step
+        first = step if had is None else min(had, step)
         self._last = step
         self._board = EventFile(folder, purge_step=first)
         if begins or first <= phase.derived.start_step:
@@ -216,10 +229,10 @@ class Remote:
     def _start(self) -> tuple[str, Any, LoggedPoints]:
         """Return the run's id, the tracker, and the points of the run that it has so far."""
         kept = _read(self._kept)
-        tracker, run = open_run(self._name, self._phase, self._progress, kept.get("run"))
+        tracker, run = open_run(self._name, self._phase, self._progress, kept.run)
         tracker.main_process_only = False  # only the first process opens it
         tracker.start()
-        if not kept:
+        if kept.run is None:
             tracker.store_init_configuration(dict(hyperparameters(self._phase)))
         run = run or RUN[self._name](tracker.tracker)
         known = LoggedPoints.read(kept)
@@ -242,24 +255,26 @@ class Remote:
 def _lines(log: Path, phase: str, first: int) -> list[dict[str, Any]]:
     """Read a phase's lines of a log, starting at a step."""
     with contextlib.suppress(FileNotFoundError):
-        lines = map(json.loads, log.read_text(encoding="utf-8").splitlines())
-        return [line for line in lines if line["phase"] == phase and line["step"] >= first]
+        return [
+            line
+            for line in read_json_lines(log)
+            if line.get("phase") == phase
+            and isinstance(step := line.get("step"), int)
+            and first <= step < 2**62
+        ]
     return []
 
 
-def _read(kept: Path) -> dict[str, Any]:
-    """Return the stored values; an empty mapping if they cannot be read."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        document = json.loads(kept.read_text(encoding="utf-8"))
-        known = document if isinstance(document, dict) else {}
-        if all(isinstance(known.get(key, kind()), kind) for key, kind in KEPT.items()):
-            return known
-    return {}
+def _read(kept: Path) -> StoredTracker:
+    """Return the stored values; none if they cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return read_record(kept, StoredTracker)
+    return StoredTracker()
 
 
 def _write(kept: Path, state: Mapping[str, Any]) -> None:
     new = kept.with_suffix(".new")
-    new.write_text(json.dumps(state) + "\n", encoding="utf-8")
+    write_text(new, json.dumps(state) + "\n")
     new.replace(kept)
 
 

@@ -6,14 +6,18 @@ uninterrupted one at that step: the best value, and the number of validations wi
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 from zerotrain.artifact import RECORDS, write_json
+from zerotrain.artifact.documents import MissingFileError, read_object, read_record
+from zerotrain.errors import PipelineError
 
 HISTORY = "validation.json"
 BEST = "best.json"
@@ -30,14 +34,31 @@ class Verdict:
     """The phase ends here."""
 
 
+def finite_or_none(value: float) -> float | None:
+    """Return a number, or None if it is not finite: JSON has no such number."""
+    return value if math.isfinite(value) else None
+
+
+def _check_numbers(measured: dict[str, Any]) -> dict[str, Any]:
+    if type(measured.get("step")) is not int:
+        raise ValueError("a validation has no step")
+    if others := [name for name, value in measured.items() if type(value) not in NUMBERS]:
+        raise ValueError(f"{others[0]} is no number")
+    return measured
+
+
+NUMBERS = (int, float, NoneType)
+Measured = Annotated[dict[str, Any], AfterValidator(_check_numbers)]
+"""{"step": n, "max_samples": m, "val_loss": x, ...}."""
+
+
 @dataclass
 class ValidationHistory:
     """Validations of one phase, in order."""
 
     began: int
     """The step from which the phase is validated: a baseline, which is never the best."""
-    measured: list[dict[str, Any]] = field(default_factory=list)
-    """{"step": n, "max_samples": m, "val_loss": x, ...} of each validation."""
+    measured: list[Measured] = field(default_factory=list)
 
     def at(self, step: int) -> bool:
         """Return whether a step has been validated."""
@@ -71,7 +92,7 @@ class ValidationHistory:
 
     def note(self, step: int, results: Mapping[str, float], settings: Mapping[str, Any]) -> None:
         """Add a validation; a value that is not finite becomes None, as JSON has no such number."""
-        values = {name: value if math.isfinite(value) else None for name, value in results.items()}
+        values = {name: finite_or_none(value) for name, value in results.items()}
         self.measured.append({"step": step, "max_samples": settings["max_samples"], **values})
 
     def _values(self, settings: Mapping[str, Any]) -> Iterator[tuple[int, float]]:
@@ -93,13 +114,16 @@ class ValidationHistory:
 
 
 def read_history(checkpoint: Path) -> ValidationHistory | None:
-    """Return the history in a checkpoint's records, if it has one."""
-    path = checkpoint / RECORDS / HISTORY
-    return (
-        ValidationHistory(**json.loads(path.read_text(encoding="utf-8")))
-        if path.is_file()
-        else None
-    )
+    """Return the history in a checkpoint's records, if it has one.
+
+    Raises:
+        FileError: a link, a folder or a pipe has its name.
+        DocumentError: it is damaged.
+    """
+    try:
+        return read_record(checkpoint / RECORDS / HISTORY, ValidationHistory)
+    except MissingFileError:
+        return None
 
 
 def note_best(progress: Path, checkpoint: Path, settings: Mapping[str, Any]) -> None:
@@ -136,11 +160,10 @@ def finished_step(progress: Path, settings: Mapping[str, Any] | None, until: int
 def _read(path: Path) -> dict[str, Any] | None:
     """Read a file that names a step; None if it is missing or damaged, as by a power cut."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError, RecursionError):
+        document = read_object(path)
+    except PipelineError:
         return None
-    step = document.get("step") if isinstance(document, dict) else None
-    return document if isinstance(step, int) and not isinstance(step, bool) else None
+    return document if type(document.get("step")) is int else None
 
 
 def _replace(path: Path, value: Mapping[str, Any] | None) -> None:

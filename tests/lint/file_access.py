@@ -1,0 +1,123 @@
+"""`python -m tests.lint.file_access`: files are opened, parsed and written in one place each.
+
+Refused are parsers of documents outside of `artifact/documents/`, and calls that open or write a
+file by its path outside of `machine/regular_file.py`: each would need its own limits, and follow
+links of its own. `make lint` runs this.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "workflow" / "zerotrain"
+READ = "read it by zerotrain.artifact.documents"
+WRITE = "write it by zerotrain.machine.regular_file, or by zerotrain.artifact.write_whole"
+FUNCTIONS = {
+    **dict.fromkeys(("json.load", "json.loads", "tomllib.load", "tomllib.loads"), READ),
+    **dict.fromkeys(("yaml.load", "yaml.safe_load", "yaml.parse", "yaml.compose"), READ),
+    **dict.fromkeys(("YAML", "yaml.safe_load_all", "yaml.load_all"), READ),
+    **dict.fromkeys(("open", "io.open", "os.open", "os.fdopen"), READ),
+    **dict.fromkeys(("shutil.copy", "shutil.copy2", "shutil.copyfile", "os.mkfifo"), WRITE),
+}
+"""Functions, by the name under which a module calls them, and what to do instead."""
+METHODS = {
+    **dict.fromkeys(("read_text", "read_bytes", "open", "validate_json"), READ),
+    **dict.fromkeys(("write_text", "write_bytes", "touch"), WRITE),
+}
+"""Methods of paths and of pydantic's adapters."""
+OTHER_OPEN = ("Image.open", "tarfile.open", "webbrowser.open")
+"""Libraries' own, which get a stream or a path that was checked."""
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Calls that a module may make.
+
+    Attributes:
+        calls: Names of functions and methods.
+        reason: Why these read or write nothing of others.
+    """
+
+    calls: tuple[str, ...]
+    reason: str
+
+
+OWN = "a table or template of this package, next to the module"
+KERNEL = "files of the kernel, which have no size"
+PARENT = "what a process of ours says to another"
+EDITED = "keeps the bytes of a text whose values parse_yaml has read"
+ALLOWED = {
+    "artifact/documents/yaml_text.py": Allowed(
+        ("yaml.parse", "yaml.load", "yaml.compose", "YAML", "tomllib.loads"), "counts values first"
+    ),
+    "artifact/in_use.py": Allowed(("os.open",), "locks a folder"),
+    "artifact/sources.py": Allowed(("read_bytes",), "the package's own modules"),
+    "artifact/whole_file.py": Allowed(("os.open",), "flushes a file that was just written"),
+    "cli/__init__.py": Allowed(("os.open",), "/dev/null"),
+    "config/edit.py": Allowed(("YAML",), EDITED),
+    "config/replace.py": Allowed(("read_text",), KERNEL),
+    "config/update.py": Allowed(("YAML",), EDITED),
+    "data/digits.py": Allowed(("read_bytes",), "a file of this repository with a known digest"),
+    "export/formats/original.py": Allowed(("tomllib.loads", "read_text"), OWN),
+    "export/model_card.py": Allowed(("read_text",), OWN),
+    "importers/keys/__init__.py": Allowed(("tomllib.loads", "read_text"), OWN),
+    "launch/keys/__init__.py": Allowed(("tomllib.loads", "read_text"), OWN),
+    "launch/planner/forecast.py": Allowed(("json.load",), PARENT),
+    "machine/child_process.py": Allowed(("read_bytes",), KERNEL),
+    "machine/compiled_ops.py": Allowed(("read_text", "json.loads"), f"{KERNEL}; its own record"),
+    "machine/confined.py": Allowed(("read_text",), KERNEL),
+    "machine/detect.py": Allowed(("json.loads",), PARENT),
+    "machine/host.py": Allowed(("read_text",), KERNEL),
+    "machine/liveness.py": Allowed(("read_text",), KERNEL),
+    "machine/memory_watch.py": Allowed(("read_text", "write_text"), KERNEL),
+    "machine/regular_file.py": Allowed(("os.open", "open"), "the place"),
+    "machine/software.py": Allowed(("read_text",), KERNEL),
+    "models/families/tokenizer_process.py": Allowed(("json.loads",), PARENT),
+    "pipeline/checks/base.py": Allowed(("tomllib.loads", "read_text"), OWN),
+    "pipeline/cluster/profile.py": Allowed(("read_text",), OWN),
+    "pipeline/graph/code.py": Allowed(("read_bytes",), "the package's own modules"),
+    "pipeline/sweep.py": Allowed(("YAML",), EDITED),
+    "pipeline/watch/command.py": Allowed(("open",), "a copy of its own standard output"),
+}
+
+
+def find_calls(source: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the line and name of each refused call in a module, and what to do instead."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        if isinstance(node.func, ast.Name | ast.Attribute) and name in FUNCTIONS:
+            yield node.lineno, name, FUNCTIONS[name]
+        elif (
+            isinstance(node.func, ast.Attribute)
+            and (method := node.func.attr) in METHODS
+            and name not in OTHER_OPEN
+        ):
+            yield node.lineno, method, METHODS[method]
+
+
+def check(package: Path = PACKAGE, allowed: dict[str, Allowed] = ALLOWED) -> list[str]:
+    """Return a line for each refused call, and for each allowance that no call needs."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        name = path.relative_to(package).as_posix()
+        free, used = set(allowed[name].calls if name in allowed else ()), set[str]()
+        for line, call, instead in find_calls(path.read_text(encoding="utf-8")):
+            used.add(call)
+            if call not in free:
+                found.append(f"{name}:{line}: {call}: {instead}")
+        found += [f"{name}: calls no {call}: remove it from ALLOWED" for call in free - used]
+    found += [f"{name}: is no module: remove it from ALLOWED" for name in allowed
+              if not (package / name).is_file()]  # fmt: skip
+    return found
+
+
+if __name__ == "__main__":
+    errors = check()
+    print("\n".join(errors), file=sys.stderr)
+    sys.exit(bool(errors))
