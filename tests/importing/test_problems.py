@@ -15,6 +15,7 @@ from zerotrain.importers.command_line import import_command
 from zerotrain.importers.key_values import asks_nothing
 from zerotrain.importers.reading import ImportOptions, import_file
 from zerotrain.importers.write import config_text, report
+from zerotrain.launch import keys
 from zerotrain.launch.keys import Key
 
 PRESETS = Path(__file__).parents[2] / "config" / "launch"
@@ -119,3 +120,15 @@ def test_off_is_not_the_default_everywhere() -> None:
     assert [asks_nothing(off, value) for value in (True, False)] == [False, True]
     word = Key("c", "string", "refused", default="none")
     assert [asks_nothing(word, value) for value in ("", "None", "x")] == [True, True, False]
+
+
+def test_of_thousands_of_unknown_keys_near_names_are_looked_up_for_the_first(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For 20; a lookup for each took longer than a person waits."""
+    looked: list[str] = []
+    monkeypatch.setattr(keys, "near_keys", lambda name, known: looked.append(name) if known else [])
+    config = {"zero_optimization": {"stage": 2}, **{f"k{number}": 1 for number in range(2000)}}
+    file = write(place, config)
+    assert "2000 problems" in refusal(import_file, file, ImportOptions(precision="bf16"))
+    assert looked == [f"k{number}" for number in range(20)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+LONGEST_NAME = 200
+"""Letters of a name for which near ones are looked up: the time grows with their square."""
 CUTOFF = 0.6
 """Least similarity, from 0 to 1: difflib's own default, which takes one wrong letter of three."""
 
@@ -26,10 +28,12 @@ def nearest(
         cutoff: Least similarity, from 0 to 1.
         margin: How much less similar than the nearest the others may be.
     """
+    written = str(name).casefold()
+    if len(written) > LONGEST_NAME:
+        return []
     spellings: dict[str, str] = {}
     for one in known:
         spellings.setdefault(one.casefold(), one)
-    written = str(name).casefold()
     near = difflib.get_close_matches(written, spellings, n=most, cutoff=cutoff)
     ratios = [difflib.SequenceMatcher(None, one, written).ratio() for one in near]
     return [

@@ -129,7 +129,8 @@ def _read_commands(commands: list[Command], options: ImportOptions, result: Impo
     elif last.arguments:
         known = {name for table in SCRIPTS.values() for name in table}
         for name in [name for name in last.arguments if not result.is_skipped(name, True)]:
-            result.problems.append(unknown_key(last.script, name, sorted(known)))
+            near = sorted(known) if result.has_few_problems else []
+            result.problems.append(unknown_key(last.script, name, near))
     else:
         config, path = _launch_config(last, result)
         context = _own_launcher(last, result, options.surroundings(ACCELERATE_PROGRAM))

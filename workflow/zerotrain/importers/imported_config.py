@@ -12,6 +12,8 @@ from zerotrain.launch.keys import near_keys
 from zerotrain.launch.resolved import nest_keys
 
 AUTO = "auto"
+MOST_SUGGESTIONS = 20
+"""Problems of an import up to which near names are looked up."""
 P = ParamSpec("P")
 Outcome = Literal["kept", "changed", "resolved", "default", "no-op", "left out", "skipped by you"]
 
@@ -84,6 +86,11 @@ class ImportedConfig:
             yield
         except PipelineError as error:
             self.problems.append(error)
+
+    @property
+    def has_few_problems(self) -> bool:
+        """Return whether near names are still looked up, which takes long for thousands of keys."""
+        return len(self.problems) < MOST_SUGGESTIONS
 
     def attempt(self, read: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call a reader and collect its error, so that the import finds further errors."""

@@ -48,7 +48,8 @@ def read_keys(
     def read_key(path: str, value: Any, any_other: Key | None) -> None:
         key = table.get(path, any_other)
         if key is None or (path.endswith("*") and path == key.name):
-            raise unknown_key(where, path, [name for name in table if not name.endswith("*")])
+            names = [name for name in table if not name.endswith("*")]
+            raise unknown_key(where, path, names if result.has_few_problems else [])
         if value is None:
             result.ignore(path, None, "empty")
         elif key.fate == "ignored_no_effect":
