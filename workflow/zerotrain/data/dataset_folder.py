@@ -28,8 +28,7 @@ from zerotrain.artifact.rebuilding import rebuild_hint
 from zerotrain.artifact.whole_file import sync
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import check_no_file, writing
-from zerotrain.machine.liveness import open_lock
-from zerotrain.machine.regular_file import write_text
+from zerotrain.machine.regular_file import open_to_change, write_text
 
 SAMPLES = "samples/samples.arrow"
 BAD = "samples/bad.jsonl"
@@ -145,7 +144,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
     check_no_file(folder)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open_lock(folder / LOCK)
+        lock = open_to_change(folder / LOCK, make=True)
     with lock:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -11,7 +11,7 @@ import fcntl
 import os
 import socket
 import tempfile
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -53,9 +53,6 @@ def pid_space() -> str:
     """
     host, found = socket.gethostname().replace(".", "_"), pid_namespace()
     return host if found in (0, MACHINE) else f"{host}+{boot_id()[:8]}{found:x}"
-
-
-open_lock = partial(open_to_change, make=True)
 
 
 def hold(path: Path) -> IO[str]:

@@ -29,8 +29,7 @@ from zerotrain.importers import enable_launch_files
 from zerotrain.machine import compiled_ops
 from zerotrain.machine.disk import size
 from zerotrain.machine.disk_errors import explain
-from zerotrain.machine.liveness import open_lock
-from zerotrain.machine.regular_file import write_text
+from zerotrain.machine.regular_file import open_to_change, write_text
 from zerotrain.models.base_places import base_files
 from zerotrain.models.families import load_family
 
@@ -98,7 +97,7 @@ def open_dataset(config: RunConfig) -> None:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Lock the folder for one fetch at a time, and remove incomplete files of a killed one."""
-    with open_lock(folder / ".lock") as lock:
+    with open_to_change(folder / ".lock", make=True) as lock:
         with contextlib.suppress(OSError):  # no such lock on this file system
             fcntl.flock(lock, fcntl.LOCK_EX)
             for path in (folder / "hub").rglob("*.incomplete"):

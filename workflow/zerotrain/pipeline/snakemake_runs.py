@@ -21,11 +21,11 @@ from typing import IO
 
 import psutil
 
-from zerotrain.artifact.documents import read_object
+from zerotrain.artifact.documents import check_type, read_object
 from zerotrain.machine.child_process import SUPERVISOR, end_with_parent, supervisor_pid
-from zerotrain.machine.liveness import hold, is_held, open_lock, pid_space
+from zerotrain.machine.liveness import hold, is_held, pid_space
 from zerotrain.machine.output import print_message
-from zerotrain.machine.regular_file import write_text
+from zerotrain.machine.regular_file import open_to_change, write_text
 from zerotrain.training.process.lock_owner import LockOwner, this_process
 
 RUNS = Path(".snakemake/runs")
@@ -120,7 +120,7 @@ def read_runs() -> list[Run]:
     for file in sorted(RUNS.glob("*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
             raw = read_object(file)
-            process = LockOwner.read(raw["process"])
+            process = check_type(raw["process"], LockOwner, file)
             found.append(Run(file, process, bool(raw["local"]), int(raw["supervisor"])))
     return found
 
@@ -146,7 +146,7 @@ def is_dry_run(words: Sequence[str]) -> bool:
 def _turn() -> Iterator[None]:
     """Give access to the records to one process at a time."""
     RUNS.mkdir(parents=True, exist_ok=True)
-    with open_lock(RUNS / "turn") as turn:
+    with open_to_change(RUNS / "turn", make=True) as turn:
         with contextlib.suppress(OSError):  # no such lock on this file system
             fcntl.flock(turn, fcntl.LOCK_EX)
         yield

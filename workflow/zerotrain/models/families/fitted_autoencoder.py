@@ -23,7 +23,7 @@ from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, Artifact, digest
 from zerotrain.artifact.sources import code_digest
 from zerotrain.errors import PipelineError
-from zerotrain.machine.liveness import open_lock
+from zerotrain.machine.regular_file import open_to_change
 
 KIND = "autoencoder"
 FILE = "fitted.safetensors"
@@ -104,7 +104,7 @@ def _read(folder: Path, key: str) -> Artifact | None:
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path, name: str) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
-    with open_lock(folder / f".{name}.lock") as lock:
+    with open_to_change(folder / f".{name}.lock", make=True) as lock:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -11,12 +11,11 @@ import os
 import socket
 import time
 from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 import psutil
 from pydantic import Field
 
-from zerotrain.artifact.documents import check_type
 from zerotrain.machine import slurm_job
 from zerotrain.machine.liveness import Number, Pid, Seconds, boot_id, pid_namespace
 
@@ -44,15 +43,6 @@ class LockOwner:
     """Inode of the PID namespace in which the pid is valid; 0: not recorded."""
     lease: Seconds = 0.0
     """Largest number of seconds between two signs of life; 0: it gives none."""
-
-    @classmethod
-    def read(cls, values: Any) -> LockOwner:
-        """Read an owner from JSON values.
-
-        Raises:
-            DocumentError: they name no process.
-        """
-        return check_type(values, cls, "a process")
 
     def is_running(self) -> bool | None:
         """Return whether the owner runs; None if neither its pid nor Slurm shows it.
