@@ -14,7 +14,7 @@ from tests.hostile.readers import READERS
 from tests.hostile.template_readers import TEMPLATE_READERS
 
 ROOT = Path(__file__).parents[2]
-COUNT = int(os.environ.get("FUZZ_COUNT", "100"))
+COUNT = int(os.environ.get("FUZZ_COUNT", "25"))
 ALL = {**READERS, **TEMPLATE_READERS}
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 
