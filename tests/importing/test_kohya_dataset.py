@@ -16,6 +16,7 @@ from zerotrain.config.read import parse_config
 from zerotrain.data.buckets import bucket_sizes as sizes_taken
 from zerotrain.data.dataset import read_dataset
 from zerotrain.errors import PipelineError
+from zerotrain.importers import files
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.kohya_dataset import bucket_sizes
 from zerotrain.importers.reading import import_file
@@ -231,3 +232,14 @@ def test_class_tokens_of_some_images_are_refused(toml):
     assert said.startswith(
         "class_tokens: 1 of 2 images in train/10_sks dog have no .txt file, such as 1.png"
     )
+
+
+def test_a_disk_in_the_place_of_a_folder_is_not_walked(toml, monkeypatch):
+    """`image_dir = "/"` took minutes; what depends on all of its files is refused by its key."""
+    monkeypatch.setattr(files, "MOST_ENTRIES", 1)
+    assert not files.may_look("train")
+    assert files.may_look("reg/1_dog")
+    with pytest.raises(
+        PipelineError, match="class_tokens: depends on all files of train/10_sks dog"
+    ):
+        read(toml)
