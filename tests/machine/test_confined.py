@@ -23,3 +23,23 @@ def test_a_lock_of_the_caller_ends_with_the_caller(tmp_path: Path) -> None:
     finally:
         os.close(handle)
         confined.close()
+
+
+def test_an_object_of_the_caller_closes_no_file_of_the_call(tmp_path: Path) -> None:
+    """Collected in the child, it closes its number; files of the call have others."""
+    path = tmp_path / "text"
+    path.write_text("a", encoding="utf-8")
+    held = [path.open(encoding="utf-8") for _ in range(20)]
+
+    def read(_: str) -> str:
+        files = [path.open(encoding="utf-8") for _ in range(held[-1].fileno())]
+        held.clear()
+        return "".join(file.read() for file in files)
+
+    confined = Confined(read, "call")
+    try:
+        assert set(confined("")) == {"a"}
+    finally:
+        confined.close()
+        for file in held:
+            file.close()

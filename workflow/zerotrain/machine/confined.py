@@ -19,6 +19,8 @@ MEMORY = 2**30
 """Bytes that a call may take."""
 OUT_OF_MEMORY = 3
 """Exit code of a child."""
+STDERR = 2
+"""Number of the last of the files that a fork keeps."""
 RETURNED, RAISED = b"1", b"0"
 """First byte of an answer."""
 
@@ -81,9 +83,7 @@ class Confined:
         self._child = os.fork()
         if self._child == 0:
             try:
-                # A lock of the caller's would outlive it in the child's copy of its file.
-                os.closerange(3, its.fileno())
-                os.closerange(its.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+                _replace_files(besides=its.fileno())
                 self._serve(its)
             finally:
                 os._exit(1)
@@ -132,6 +132,19 @@ class Confined:
         if self._pipe is not None:
             self._pipe.close()
         self._pipe = None
+
+
+def _replace_files(besides: int) -> None:
+    """Put /dev/null in the place of every file that a fork has from its caller.
+
+    A lock of the caller's would outlive it in the fork's copy of its file. To close the copies is
+    not enough: a file that the fork opens would get the number of one, and be closed when the
+    caller's object is collected.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > STDERR and number not in (null, besides):
+            os.dup2(null, number)
 
 
 @contextlib.contextmanager
