@@ -125,3 +125,11 @@ def test_conda_has_the_same_pins() -> None:
     found = YAML(typ="safe").load((ENVS / "zerotrain.yaml").read_text())
     files = ["constraints.txt", "cuda.txt"]
     assert found["dependencies"][-1]["pip"] == [f"-r {name}" for name in files]
+
+
+def test_conda_builds_with_pinned_tools() -> None:
+    """An isolated build would take any setuptools; pip 25.3 is the first that pins its build."""
+    text = (ENVS / "zerotrain.yaml").read_text()
+    assert "PIP_BUILD_CONSTRAINT=$PWD/envs/constraints.txt" in text
+    assert "pip install --no-build-isolation --no-deps -e ." in text
+    assert "pip>=25.3" in YAML(typ="safe").load(text)["dependencies"]

@@ -9,7 +9,7 @@ if [ -f .venv/bin/activate ]; then . .venv/bin/activate; fi
 # 2. The same over a Python or compiler of environment modules (Lmod: /etc/profile.d/lmod.sh).
 # . /etc/profile.d/modules.sh && module load python/3.11 gcc/12 && . .venv/bin/activate
 
-# 3. conda, made by `conda env create --name zerotrain --file envs/zerotrain.yaml`.
+# 3. conda, made as envs/zerotrain.yaml says.
 # . "$HOME/miniforge3/etc/profile.d/conda.sh" && conda activate zerotrain
 
 # What `zerotrain fetch` has put into this folder; with it jobs use no network.

@@ -61,7 +61,7 @@ def _inside(folder: Path) -> Iterator[None]:
         os.chdir(here)
 
 
-def _write_run(folder: Path) -> None:
+def write_run(folder: Path) -> None:
     """A run whose first phase is finished, and whose second one was killed."""
     with _inside(folder):
         run = WatchedRun(RUN)
@@ -206,11 +206,11 @@ def _read_list(folder: Path, _: Path) -> None:
 
 
 RUN_READERS: dict[str, Reader] = {
-    "run folder, watch": Reader(_write_run, _watch, "results/**/*"),
-    "run folder, doctor": Reader(_write_run, _doctor),
-    "run folder, report": Reader(_write_run, _report, "results/**/*"),
-    "run folder, switch": Reader(_write_run, _switch),
-    "run folder, page": Reader(_write_run, _page),
+    "run folder, watch": Reader(write_run, _watch, "results/**/*"),
+    "run folder, doctor": Reader(write_run, _doctor),
+    "run folder, report": Reader(write_run, _report, "results/**/*"),
+    "run folder, switch": Reader(write_run, _switch),
+    "run folder, page": Reader(write_run, _page),
     "files of DVC": Reader(_write_dvc, _read_dvc),
     "several runs": Reader(_write_list, _read_list),
     "training state": Reader(_write_state, _read_state, "**/*.*"),
