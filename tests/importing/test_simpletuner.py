@@ -165,6 +165,7 @@ def test_what_differs_by_the_images_is_reported(place: Path) -> None:
         ([DATASET | {"caption_strategy": "csv"}], "caption_strategy is csv"),
         ([DATASET | {"type": "aws"}], "data_backend_config.type is aws"),
         ([DATASET | {"is_regularisation_data": True}], "the loss is that of the images alone"),
+        ([DATASET | {"resolution": 1e308, "resolution_type": "area"}], "a side of 8 to 65,536"),
         ([DATASET | {"resolutoin": 5}], "did you mean data_backend_config.resolution"),
     ],
 )

@@ -34,6 +34,7 @@ BUCKETED = (
 )
 MIXED = "a step has images of all datasets of one size; SimpleTuner takes each batch from one"
 DROPPED = "smaller images are left out there; here they are enlarged, so take them out yourself"
+MOST_PIXELS = 2**16
 
 
 def is_backends(path: Path) -> bool:
@@ -307,8 +308,9 @@ def side_of(key: str, given: float, kind: str) -> int:
     """
     if kind not in ("pixel", "pixel_area", "area"):
         raise PipelineError(f"{key}: resolution_type is {kind}", hint="pixel, pixel_area or area")
-    area = int(math.sqrt(max(given, 0) * 1024**2))
+    area = int(math.sqrt(max(given, 0)) * 1024)  # the product below the root can be infinite
     side = (area if _is_area(given, kind) else int(given)) // 8 * 8
-    if side < 8:
-        raise PipelineError(f"{key} is {given:g}", hint="give a side in pixels")
+    if not 8 <= side <= MOST_PIXELS:
+        hint = f"give a side of 8 to {MOST_PIXELS:,} pixels"
+        raise PipelineError(f"{key} is {given:g}", hint=hint)
     return side
