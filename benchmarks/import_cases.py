@@ -33,12 +33,15 @@ from ruamel.yaml import YAML
 from zerotrain.errors import PipelineError
 from zerotrain.importers.command import without_comments
 from zerotrain.importers.command_line import import_command
+from zerotrain.importers.diffusers_examples import is_example
 from zerotrain.importers.imported_config import ImportedConfig, ImportProblemsError
 from zerotrain.importers.reading import ImportOptions, import_file
 
 ROOT = Path(__file__).parents[1]
 FACTS = ROOT / "tests" / "importing" / "cases"
 GOLDEN = ROOT / "tests" / "golden" / "importing" / "cases"
+OTHER_SCRIPTS = FACTS / "other_scripts.txt"
+"""Commands of diffusers' examples that are no cases: none may be taken for another program's."""
 PROMPT = "a picture"
 """Stands for every text that a person wrote."""
 
@@ -247,6 +250,26 @@ def find_diffusers(repository: Repository) -> Iterator[Case]:
             yield Case(f"{page}#{number}", commands=commands, files=used)
 
 
+def find_other_scripts(repository: Repository) -> list[str]:
+    """Return the commands on diffusers' pages that start none of the scripts that are read."""
+    found = []
+    for page in repository.names():
+        if not re.fullmatch(r"(examples|docs/source/en/training)/.*\.md", page):
+            continue
+        variables: dict[str, str] = {}
+        for block in read_fences(repository.text(page)):
+            try:
+                commands = read_commands(block, variables)
+            except ValueError:  # it ends in a backslash
+                continue
+            for words in commands:
+                script = next((word for word in words if word.endswith(".py")), None)
+                flags = [word for word in words if word.startswith("--")]
+                if script is not None and not is_example(script) and len(flags) > 4:
+                    found.append(shlex.join(words))
+    return list(dict.fromkeys(found))
+
+
 def read_fences(text: str) -> list[str]:
     """Return the fenced blocks of a page."""
     blocks: list[str] = []
@@ -294,6 +317,8 @@ def _words_without_texts(words: list[str]) -> list[str]:
             word = f"{name}={_without_texts(value, name)}"
         elif not word.startswith("-") and found and found[-1].startswith("-"):
             word = _without_texts(word, found[-1])
+        elif not word.startswith("-") and found[-1:] == [PROMPT]:
+            continue  # a further text of the same flag
         found.append(word)
     return found
 
@@ -392,6 +417,9 @@ def main() -> int:
         if options.facts:
             FACTS.mkdir(parents=True, exist_ok=True)
             (FACTS / peer.file).write_text(facts_text(peer, cases))
+            if peer.program == "diffusers":
+                commands = find_other_scripts(Repository(folder, peer.commit))
+                OTHER_SCRIPTS.write_text("\n".join(commands) + "\n")
         outcomes = {case.path: run(case) for case in cases}
         print(f"## {peer.program} {peer.commit[:12]}\n{table(outcomes)}\n")
         for cause, count in by_cause(outcomes).most_common():

@@ -79,7 +79,8 @@ def test_form_of_pasted_text_is_recognised(pasted: str, source: str) -> None:
 
 def test_all_problems_are_listed_and_can_be_left_out() -> None:
     """Every refused key is a problem of its own, and is skipped on request."""
-    pasted = "accelerate launch train.py --first_unknown 1 --second_unknown 2"
+    known = "--model_family sdxl --pretrained_model_name_or_path a/b --max_train_steps 9"
+    pasted = f"accelerate launch train.py {known} --first_unknown 1 --second_unknown 2"
     error = refusal({}, pasted)
     assert isinstance(error, ImportRefusedError)
     assert [what.partition(" key ")[2] for what, _ in error.problems] == [

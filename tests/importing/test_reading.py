@@ -145,7 +145,7 @@ def test_what_no_launch_has_is_left_out_of_the_file(place: Path) -> None:
         ("accelerate launch --num_proceses 2 train.py", "did you mean num_processes"),
         ("torchrun --nproc_per_node=gpu f.py --model_name_or_path a/b --max_steps 3", "gpu"),
         ("torchrun --nnodes=2 f.py --model_name_or_path a/b --max_steps 3", "set launch.machines"),
-        ("torchrun f.py --model_name_or_path a/b --max_step 3", "did you mean max_steps"),
+        ("torchrun f.py --model_name_or_path a/b --bf16 --max_step 3", "did you mean max_steps"),
         ("torchrun f.py --model_name_or_path a/b --bf16 maybe", "must be true or false"),
         ("torchrun f.py 'open", "closing quotation"),
     ],

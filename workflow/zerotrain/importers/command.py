@@ -7,9 +7,11 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
+from zerotrain.importers.recognition import check_command, check_script
 from zerotrain.launch.keys import (
     ACCELERATE,
     DEEPSPEED_FLAGS,
@@ -24,8 +26,10 @@ LAUNCHERS = {
     ("accelerate", "launch"): "accelerate",
     ("torchrun",): "torchrun",
     ("python", "-m", "torch.distributed.run"): "torchrun",
+    ("python", "-m", "torch.distributed.launch"): "torchrun",
     ("python", "-m", "accelerate.commands.launch"): "accelerate",
     ("python3", "-m", "torch.distributed.run"): "torchrun",
+    ("python3", "-m", "torch.distributed.launch"): "torchrun",
     ("deepspeed",): "deepspeed",
     ("python",): "python",
     ("python3",): "python",
@@ -65,6 +69,8 @@ class Command:
     flags: dict[str, Any] = field(default_factory=dict)
     script: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
+    arguments_file: str | None = None
+    """The file that it has instead, as HfArgumentParser takes one."""
     log: str | None = None
     """The file that its output was redirected to."""
 
@@ -94,6 +100,9 @@ def parse_commands(text: str) -> list[Command]:
             "--command: `accelerate config` asks questions and trains nothing",
             hint="`zerotrain launch init` asks them; `launch import FILE` takes what it wrote",
         )
+    for place in range(len(words)):
+        if _begins(words, place):
+            check_command(words[place:])
     starts = [place for place in range(len(words)) if _launcher(words, place)]
     if not starts:
         raise PipelineError(
@@ -150,9 +159,13 @@ def _launcher(words: list[str], place: int) -> tuple[str, ...] | None:
     found = next((n for n in LAUNCHERS if tuple(words[place : place + len(n)]) == n), None)
     if found is None or len(found) > 1 or words[place] not in FIRST_WORDS:
         return found
+    return found if _begins(words, place) else None
+
+
+def _begins(words: list[str], place: int) -> bool:
+    """Return whether a word is the first of a command."""
     before = words[place - 1] if place else ";"
-    begins = not set(before) - SEPARATORS or ASSIGNMENT.match(before)
-    return found if begins else None
+    return not set(before) - SEPARATORS or ASSIGNMENT.match(before) is not None
 
 
 def _parse(words: list[str]) -> Command:
@@ -179,7 +192,11 @@ def _parse(words: list[str]) -> Command:
     if not rest:
         raise PipelineError(f"--command: no script after {' '.join(launcher)}", hint=HINT)
     command.script = rest.pop(0)
-    command.arguments = _arguments(rest)
+    if len(rest) == 1 and Path(rest[0]).suffix in (".json", ".yaml", ".yml"):
+        check_script(command.script, rest[0])
+        command.arguments_file = rest[0]
+    else:
+        command.arguments = _arguments(rest)
     return command
 
 
@@ -227,13 +244,3 @@ def processes(command: Command) -> tuple[int | None, str]:
 def port(given: Any) -> int | None:
     """Return a port; None for a placeholder in a guide, as in --master_port=xxx."""
     return int(given) if str(given).isdigit() and 0 < int(given) < 65536 else None
-
-
-def script_table(command: Command, tables: Mapping[str, Mapping[str, Key]]) -> str | None:
-    """Return the table with the most of the script's arguments; None if no table has any."""
-    scores = {
-        name: sum(argument in table for argument in command.arguments)
-        for name, table in tables.items()
-    }
-    best = max(scores, key=lambda name: scores[name])
-    return best if scores[best] else None

@@ -17,7 +17,6 @@ from zerotrain.importers.command import (
     parse_commands,
     port,
     processes,
-    script_table,
 )
 from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed
 from zerotrain.importers.diffsynth import (
@@ -30,15 +29,11 @@ from zerotrain.importers.diffusers_examples import is_example, read_example
 from zerotrain.importers.files import cached_config, find_file, load_json, load_yaml, named_file
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.key_values import read_keys
-from zerotrain.importers.keys import (
-    DIFFSYNTH,
-    PEFT_SCRIPT,
-    SIMPLETUNER,
-    TRAINER,
-)
+from zerotrain.importers.keys import PEFT_SCRIPT
 from zerotrain.importers.program import ACCELERATE as ACCELERATE_PROGRAM
 from zerotrain.importers.program import RUN, Program
 from zerotrain.importers.reading import ImportOptions, check, import_file
+from zerotrain.importers.recognition import find_program, unknown_script
 from zerotrain.importers.simpletuner import read_simpletuner, simpletuner_config
 from zerotrain.importers.trainer import read_trainer
 from zerotrain.launch.keys import DEEPSPEED_FLAGS, LAUNCH_FLAGS, unknown_key
@@ -54,7 +49,6 @@ PEFT_PROGRAM = Program(
     },
 )
 DEEPSPEED_ARGUMENTS = ("deepspeed", "deepspeed_config")
-SCRIPTS = {"trainer": TRAINER, "diffsynth": DIFFSYNTH, "simpletuner": SIMPLETUNER}
 
 
 def import_command(text: str, options: ImportOptions | None = None) -> ImportedConfig:
@@ -97,7 +91,10 @@ def _read_commands(commands: list[Command], options: ImportOptions, result: Impo
     """Read a script that is recognised by name or arguments, or only its launch."""
     last = commands[-1]
     scripts = {command.script for command in commands}
-    whose = script_table(last, SCRIPTS)
+    if last.arguments_file is not None:
+        _read_arguments(last, result)
+    known = is_example(last.script)
+    whose = None if known else find_program(last.script, last.arguments)
     if len(commands) > 1 and (whose != "diffsynth" or len(scripts) > 1):
         raise PipelineError(
             f"--command: {len(commands)} commands, {', '.join(sorted(scripts))}",
@@ -105,7 +102,7 @@ def _read_commands(commands: list[Command], options: ImportOptions, result: Impo
         )
     if last.script.rpartition("/")[2] == PEFT_NAME:
         _read_script(last, result, options)
-    elif is_example(last.script):
+    elif known:
         launch = _launch_config(last, result)
         context = _own_launcher(last, result, options.surroundings(ACCELERATE_PROGRAM))
         read_example(last.arguments, launch, last.script, result, context)
@@ -126,15 +123,20 @@ def _read_commands(commands: list[Command], options: ImportOptions, result: Impo
             read_trainer(last.arguments, last.script, result, context)
         else:
             read_simpletuner(last.arguments, Path(last.script), result, context)
-    elif last.arguments:
-        known = {name for table in SCRIPTS.values() for name in table}
-        for name in [name for name in last.arguments if not result.is_skipped(name, True)]:
-            near = sorted(known) if result.has_few_problems else []
-            result.problems.append(unknown_key(last.script, name, near))
+    elif [name for name in last.arguments if not result.is_skipped(name, last.arguments[name])]:
+        raise unknown_script(last.script)
     else:
         config, path = _launch_config(last, result)
         context = _own_launcher(last, result, options.surroundings(ACCELERATE_PROGRAM))
         read_accelerate(config, path, result, context)
+
+
+def _read_arguments(command: Command, result: ImportedConfig) -> None:
+    """Read the one file that HfArgumentParser takes in the place of flags."""
+    file = str(command.arguments_file)
+    path = find_file(file, None)
+    command.arguments = load_json(path) if path.suffix == ".json" else load_yaml(path)
+    result.note("kept", "arguments", file, "read below")
 
 
 def _names_config(command: Command) -> bool:
