@@ -18,7 +18,7 @@ PYTEST := pytest -n 2 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train restore test test-full test-soak test-browser test-gpu fuzz bench switch-table import-cases lint clean
+.PHONY: help setup train named-config restore test test-full test-soak test-browser test-gpu fuzz bench switch-table import-cases lint clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,10 +31,16 @@ setup: ## Make .venv from the pinned versions; a second call does nothing
 	  exit 2; }
 	@$(PYTHON) $(call quoted,CURDIR)/envs/setup.py
 
-train: setup ## Train the built-in example, or CONFIG=config/NAME.yaml
+train: named-config setup ## Train the built-in example, or CONFIG=config/NAME.yaml
 	@# Snakemake opens a --configfile before any rule can say what is wrong with it.
 	$(if $(CONFIG),@zerotrain check $(call quoted,CONFIG))
 	@snakemake --cores all train $(if $(CONFIG),--configfile $(call quoted,CONFIG)) $(ARGS)
+
+# A typo is found before set-up takes its minutes.
+named-config:
+	$(if $(CONFIG),@[ -e $(call quoted,CONFIG) ] || { \
+	  printf 'ERROR: CONFIG: %s is not there.\n  Hint: name one of:\n' $(call quoted,CONFIG); \
+	  ls config/*.yaml; exit 2; } >&2)
 
 restore: setup ## Bring all results of this commit back; ARGS=REV or ARGS=WEIGHTS: those of another
 	@zerotrain restore $(ARGS)

@@ -25,6 +25,7 @@ BIN = VENV / "bin" / "python"
 UV = VENV / "bin" / "uv"
 LOG = VENV / "setup.log"
 STAMP = VENV / "setup.json"
+LOCK = ".setup-lock"
 CONSTRAINTS = ROOT / "envs" / "constraints.txt"
 CUDA = ROOT / "envs" / "cuda.txt"
 INPUTS = (CONSTRAINTS, CUDA, ROOT / "pyproject.toml")
@@ -154,11 +155,26 @@ def _check_disk() -> None:
         )
 
 
+def check_environment() -> None:
+    """Stop where .venv is not ours to change: a link, or what something else has made and broken."""
+    if VENV.is_symlink():
+        stop(
+            f".venv is a link, to {os.path.realpath(str(VENV))}, and set-up removes nothing there",
+            f"`rm {VENV}` removes the link alone, {AGAIN}",
+        )
+    is_ours = (VENV / LOCK).exists() or not VENV.is_dir() or not any(VENV.iterdir())
+    if not is_ours and not _is_healthy():
+        stop(
+            f"{VENV} is not from set-up, and has no Python with a pip of its own",
+            f"`mv {VENV} {VENV}.old` keeps it, {AGAIN}",
+        )
+
+
 @contextlib.contextmanager
 def only_one() -> Iterator[None]:
     """Hold the set-up lock; the kernel frees a killed holder's."""
     VENV.mkdir(exist_ok=True)
-    with (VENV / ".setup-lock").open("a") as lock:
+    with (VENV / LOCK).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -172,7 +188,7 @@ def make_environment() -> None:
     shutil.rmtree(str(VENV / "tmp"), ignore_errors=True)
     if not _is_healthy():
         for path in VENV.iterdir():
-            if path.name not in (".setup-lock", LOG.name):
+            if path.name not in (LOCK, LOG.name):
                 shutil.rmtree(
                     str(path)
                 ) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -439,6 +455,7 @@ def main() -> None:
     if is_done():
         return
     check_machine()
+    check_environment()
     start = time.monotonic()
     with only_one():
         if is_done():

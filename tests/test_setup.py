@@ -193,6 +193,42 @@ def test_our_own_sentences_are_passed_on(
     assert capsys.readouterr().err == "ERROR: no compiler\n  Hint: install one\n"
 
 
+def test_nothing_is_removed_through_a_linked_environment(
+    project: Path, setup: ModuleType, tmp_path: Path
+) -> None:
+    """`make` with .venv as a link to another project's, whose entries it once removed."""
+    other = tmp_path / "other"
+    (other / "bin").mkdir(parents=True)
+    (other / "bin" / "python").write_text("theirs")
+    setup.VENV.symlink_to(other)
+    done = run(PYTHON, project / "envs" / "setup.py")
+    assert done.returncode == 2
+    assert f".venv is a link, to {other}" in one_sentence(done.stderr)
+    assert [path.name for path in other.rglob("*")] == ["bin", "python"]
+
+
+def test_an_environment_of_something_else_is_not_removed(project: Path, setup: ModuleType) -> None:
+    """As uv makes one, which has no pip; set-up would begin by removing it."""
+    venv.create(setup.VENV, with_pip=False)
+    own = setup.VENV / "lib" / "own.py"
+    own.write_text("mine")
+    done = run(PYTHON, project / "envs" / "setup.py")
+    assert done.returncode == 2
+    assert "is not from set-up" in one_sentence(done.stderr)
+    assert own.read_text() == "mine"
+
+
+def test_a_typo_in_config_is_found_before_set_up(project: Path) -> None:
+    """Set-up takes minutes."""
+    (project / "config").mkdir()
+    (project / "config" / "mine.yaml").touch()
+    done = run("make", "-C", project, "train", "CONFIG=config/mien.yaml")
+    assert done.returncode == 2
+    assert "ERROR: CONFIG: config/mien.yaml is not there." in done.stderr
+    assert "config/mine.yaml" in done.stderr
+    assert not (project / ".venv").exists()
+
+
 @pytest.mark.slow
 def test_broken_environment_is_made_again(setup: ModuleType) -> None:
     """What a killed set-up, a removed Python or a moved folder left is recognised."""

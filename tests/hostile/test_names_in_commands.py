@@ -45,6 +45,7 @@ def test_make_runs_no_name(clone: Path, name: str) -> None:
     expected = (
         f"zerotrain <check> <{name}>\nsnakemake <--cores> <all> <train> <--configfile> <{name}>\n"
     )
+    (clone / name).touch()
     for words, given in (([f"CONFIG={name}"], {}), ([], {"CONFIG": name})):
         done = subprocess.run(
             ["make", "-s", "train", *words],
