@@ -156,7 +156,7 @@ def _check_disk() -> None:
 
 
 def check_environment() -> None:
-    """Stop where .venv is not ours to change: a link, or what something else has made and broken."""
+    """Stop where .venv is not ours to change: a link, or an environment of something else."""
     if VENV.is_symlink():
         stop(
             f".venv is a link, to {os.path.realpath(str(VENV))}, and set-up removes nothing there",
