@@ -48,9 +48,12 @@ def _bytes_of_a_pixel(image: Image.Image, data: bytes, turned: bool) -> int:
     decoder = DECODERS.get(image.format or "", 0)
     if image.format in ("JPEG", "MPO") and data.count(SCAN) > 1:
         decoder = COEFFICIENTS
-    if image.mode == "RGB" and not image.has_transparency_data:
+    profile = image.info.get("icc_profile")
+    if image.mode == "RGB" and not image.has_transparency_data and not profile:
         converted = stored
     else:
         # 16 bits become 8 before there is an RGB image.
         converted = 4 + (1 if image.mode.startswith("I") else stored)
+        if profile and image.mode != "CMYK":
+            converted += 4  # the copy whose colours are converted
     return max(stored + decoder, converted, 2 * stored if turned else 0)

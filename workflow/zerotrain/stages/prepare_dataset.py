@@ -26,6 +26,7 @@ from zerotrain.data.dataset import (
     choose_split,
 )
 from zerotrain.data.dataset_folder import count_samples, publish_dataset
+from zerotrain.data.decode import UNUSED_PROFILE
 from zerotrain.data.files import DatasetFiles, walk
 from zerotrain.data.image_summary import format_summary, is_same_shape, summarise_images
 from zerotrain.data.masks import check_mask
@@ -115,22 +116,36 @@ def checked_images(source: Source, data: DataConfig) -> Iterator[Sample | Found]
         _warn(one_line(note))
     if changes := describe_changes(changed, sum(not entry.reason for entry in found)):
         print(changes)
+    unused: dict[str, str] = {}
     yield from progress(
-        in_order(lambda entry: _check(source, entry, data), found, data.num_workers),
+        in_order(lambda entry: _check(source, entry, data, unused), found, data.num_workers),
         len(found),
         "checking images",
         "image",
     )
+    if unused:
+        file = min(unused)
+        _warn(
+            f"{len(unused)} images have a colour profile that cannot be used, such as "
+            f"{one_line(f'{file}: {unused[file]}')}; their colours are taken as sRGB"
+        )
 
 
-def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
-    """Read an entry's pixels and return its sample, or the entry with a reason against it."""
+def _check(
+    source: Source, entry: Found, data: DataConfig, unused: dict[str, str]
+) -> Sample | Found:
+    """Read an entry's pixels and return its sample, or the entry with a reason against it.
+
+    `unused` gets the reason why its colour profile is not used, by file.
+    """
     if entry.reason:
         return entry
     part = data.part_of(entry.file)
     try:
         content = source.read(entry.file)
         image = source.decode(content)
+        if UNUSED_PROFILE in image.info:
+            unused[entry.file] = image.info[UNUSED_PROFILE]
         mask_sha256 = check_mask(source, entry, content, image.size, part)
     except BadImageError as error:
         return Found(entry.file, reason=str(error))
