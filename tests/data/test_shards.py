@@ -196,6 +196,9 @@ def test_columns_of_a_saved_dataset_are_named(tmp_path):
     ]  # fmt: skip
     said = refused(list_found, folder, "huggingface").what
     assert said.startswith(f"data.caption_column: {folder} has no column text or caption or prompt")
+    source = open_source(DataConfig(images=str(folder), source="huggingface", **data))
+    source.found()
+    assert source.notes == [f"{folder}: columns that are not read: other"]
     split = datasets.DatasetDict({"test": datasets.Dataset.from_dict({"text": ["a"]})})
     split.save_to_disk(str(tmp_path / "splits"))
     error = refused(list_found, tmp_path / "splits", "huggingface")
@@ -222,6 +225,28 @@ def test_tar_shards_are_prepared_as_they_are(tmp_path):
     assert source.notes == [f"1 other members in {folder}, such as train-000/a.cls, are not read"]
     assert source_files(DataConfig(images=str(folder), source="webdataset")) == [
         str(folder / name) for name in shards
+    ]
+
+
+def test_a_key_with_several_images_is_one_sample(tmp_path):
+    """The one of the plain name; conditioning images and masks next to it are named."""
+    red, green, blue = map(png, COLOURS)
+    members = {
+        "1.png": red, "1.cond.png": green, "1.mask.png": blue, "1.txt": b"one",
+        "2.left.png": red, "2.right.png": green, "2.txt": b"two",
+        "3.png": red, "3.jpg": green, "3.txt": b"three", "4.only.png": blue, "4.txt": b"four",
+    }  # fmt: skip
+    folder = write_shards(tmp_path / "shards", {"t.tar": members})
+    source = open_source(DataConfig(images=str(folder), source="webdataset"))
+    assert [(one.file, one.caption, one.reason) for one in source.found()] == [
+        ("t/1.png", "one", None),
+        ("t/2", "", "several images of this name in its shard"),
+        ("t/3", "", "several images of this name in its shard"),
+        ("t/4.only.png", "four", None),
+    ]
+    assert source.notes == [
+        f"4 further images of samples in {folder}, such as t/1.cond.png, are not read: "
+        "conditioning images and masks are read of `source: folder`"
     ]
 
 

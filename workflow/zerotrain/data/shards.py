@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tarfile
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from errno import ENOENT
 from functools import cached_property
 from pathlib import Path
@@ -85,19 +85,33 @@ class HuggingFaceSource(Shards):
     def _listed(self) -> Iterator[Found]:
         table = self._table
         if self.data.instance_prompt is not None:
+            self.notes = self._unread_columns()
             yield from (Found(f"{row:08d}") for row in range(len(table)))
             return
-        column = self.data.caption_column or next(
-            (name for name in CAPTIONS if name in table.features), None
-        )
+        column = self._caption_column
         if column is None or column not in table.features:
             raise PipelineError(
                 f"data.caption_column: {self.name} has no column "
                 f"{column or ' or '.join(CAPTIONS)}; it has {', '.join(table.features)}",
                 hint="name the column that has captions, or set caption_strategy: instanceprompt",
             )
+        self.notes = self._unread_columns()
         for row, caption in enumerate(table.select_columns([column])[column]):
             yield _captioned(f"{row:08d}", caption, column)
+
+    @property
+    def _caption_column(self) -> str | None:
+        named = (name for name in CAPTIONS if name in self._table.features)
+        return self.data.caption_column or next(named, None)
+
+    def _unread_columns(self) -> list[str]:
+        """Name the columns that are neither the image nor the caption."""
+        read = {self._column}
+        if self.data.instance_prompt is None:
+            read.add(str(self._caption_column))
+        if not (others := [name for name in self._table.features if name not in read]):
+            return []
+        return [f"{self.name}: columns that are not read: {', '.join(map(printable, others))}"]
 
     def read(self, file: str) -> bytes:
         """Read the bytes of the image in a row."""
@@ -207,18 +221,25 @@ class WebDatasetSource(Shards):
     """
 
     def _listed(self) -> Iterator[Found]:
-        images, texts, bad, others = self._members
+        members, texts, bad, others = self._members
         yield from bad
-        stems = {*map(_stem, images)}
+        images, further = _choose_images(members)
         for file in texts:
-            if _stem(file) not in stems:
+            if _stem(file) not in images:
                 yield Found(file, reason="a caption with no image of its name in its shard")
-        self.notes = []
-        if others:
-            note = f"{len(others)} other members in {self.root}, such as {others[0]}, are not read"
-            self.notes = [note]
-        for file in images:
-            stem = _stem(file)
+        self.notes = [
+            f"{len(files)} {what} in {self.root}, such as {files[0]}, are not read{why}"
+            for what, files, why in (
+                ("other members", others, ""),
+                ("further images of samples", further, ": conditioning images and masks are read "
+                 "of `source: folder`"),
+            )
+            if files
+        ]  # fmt: skip
+        for stem, file in images.items():
+            if file is None:
+                yield Found(stem, reason="several images of this name in its shard")
+                continue
             kinds = [one for one in (f"{stem}.txt", f"{stem}.json") if one in texts]
             if self.data.instance_prompt is not None:
                 yield Found(file)
@@ -294,6 +315,26 @@ def _refused(member: tarfile.TarInfo) -> str | None:
     if member.name.startswith("/") or ".." in member.name.split("/"):
         return "its name leaves the shard"
     return None if printable(member.name) == member.name else "its name is not UTF-8"
+
+
+def _choose_images(files: Iterable[str]) -> tuple[dict[str, str | None], list[str]]:
+    """Choose the image of each sample: where it has several, NAME.jpg and not NAME.other.jpg.
+
+    Returns:
+        The image by the sample's name, None if several may be it; and the further images.
+    """
+    samples: dict[str, list[str]] = {}
+    for file in files:
+        samples.setdefault(_stem(file), []).append(file)
+    images: dict[str, str | None] = {}
+    further = []
+    for stem, own in samples.items():
+        plain = (
+            own if len(own) == 1 else [file for file in own if Path(file).stem == Path(stem).name]
+        )
+        images[stem] = plain[0] if len(plain) == 1 else None
+        further += [file for file in own if file not in plain]
+    return images, further
 
 
 def _stem(file: str) -> str:
