@@ -235,3 +235,43 @@ def test_one_prompt_or_the_names_caption_every_image(images, found):
 def test_captions_have_one_source(options, message):
     with pytest.raises(ValueError, match=message):
         DataConfig.model_validate({"images": "photos", **options})
+
+
+def test_notes_about_a_folder_are_no_captions(images):
+    """A README.txt would be a caption without an image, and stop the run."""
+    folder = images(a="a")
+    for name in ("README.txt", "license.txt", "LICENSE-models.txt", "sub-readme.txt"):
+        (folder / name).write_text("about")
+    source = open_source(DataConfig(images=str(folder)))
+    found = {entry.file: entry.reason for entry in source.found()}
+    assert found == {"a.png": None, "sub-readme.txt": "a caption file with no image next to it"}
+    assert source.notes == [f"3 other files in {folder}, such as LICENSE-models.txt, are not read"]
+    Image.new("RGB", (8, 8)).save(folder / "README.png")
+    assert "README.png" in [entry.file for entry in source.found() if entry.caption == "about"]
+
+
+def test_masks_next_to_images_are_no_samples(images, tmp_path):
+    """As OneTrainer has them; mask_images of the same folder reads them."""
+    folder = images(a="a", b="b")
+    for name, grey in (("a-masklabel", 128), ("b-masklabel", 255), ("a-condlabel", 0)):
+        Image.new("L", (8, 8), grey).save(folder / f"{name}.png")
+    source = open_source(DataConfig(images=str(folder)))
+    assert [(entry.file, entry.reason) for entry in source.found()] == [
+        ("a.png", None), ("b.png", None),
+    ]  # fmt: skip
+    assert source.notes == [
+        f"{count} images in {folder}, such as {first}, belong to the one next to them and are not "
+        f"read; `{key}: {folder}` reads them"
+        for count, first, key in (
+            (2, "a-masklabel.png", "mask_images"), (1, "a-condlabel.png", "conditioning_images"),
+        )
+    ]  # fmt: skip
+    data = DataConfig(images=str(folder), mask_images=str(folder))
+    source = open_source(data)
+    assert [entry.mask for entry in source.found()] == ["a-masklabel.png", "b-masklabel.png"]
+    assert str(folder / "b-masklabel.png") in folder_files(data)
+    assert source.mask_source("a.png").read("a-masklabel.png").startswith(b"\x89PNG")
+    data = DataConfig(images=str(folder), conditioning_images=str(folder))
+    [first, second] = open_source(data).found()
+    assert first.conditioning == ("a-condlabel.png",)
+    assert second.reason == f"no conditioning image: no b.* in {folder}"

@@ -109,6 +109,8 @@ def _read_folder(data: ImageSourceConfig, name: str, what: str) -> _Folder:
     images: dict[str, list[str]] = {}
     for image in sorted(listing.images):
         images.setdefault(_stem(image), []).append(image)
+    if labels := listing.masks if what == MASK else listing.conditioning:
+        images = {stem: [image] for stem, image in labels.items()}
     return _Folder(name, what, images, {_stem(entry.file): entry for entry in listing.bad})
 
 

@@ -164,6 +164,16 @@ class FolderSource(Source):
                 f"captions come from {table}; {len(listing.captions)} "
                 f"*{self.data.caption_extension} files in {self.root} are not read"
             )
+        for key, labels in (
+            ("mask_images", listing.masks), ("conditioning_images", listing.conditioning),
+        ):  # fmt: skip
+            folders = {os.path.realpath(Path(f).expanduser()) for f in self.data.other_folders}
+            if labels and os.path.realpath(self.root) not in folders:
+                notes.append(
+                    f"{len(labels)} images in {self.root}, such as {min(labels.values())}, belong "
+                    f"to the one next to them and are not read; `{key}: {self.data.images}` reads "
+                    "them"
+                )
         used = os.path.realpath(table) if table else None
         others = [
             name
@@ -198,7 +208,9 @@ def folder_files(data: ImageSourceConfig) -> list[str]:
     paths = {os.path.join(root, name) for name in names}
     for folder in data.other_folders:
         place = Path(folder).expanduser()
-        paths |= {os.path.join(place, name) for name in list_conditioning(data, folder).images}
+        own = list_conditioning(data, folder)
+        images = [*own.masks.values(), *own.conditioning.values(), *own.images]
+        paths |= {os.path.join(place, name) for name in images}
     return sorted({*paths, str(table)} if table else paths)
 
 

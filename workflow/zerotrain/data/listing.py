@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,10 @@ EXTENSIONS = (
 )
 """Files with these extensions, in any case, count as images. Hidden files never do."""
 
+LABELS = {"-masklabel": "masks", "-condlabel": "conditioning"}
+"""Ends of the names of images that belong to the one next to them, as OneTrainer's."""
+NOTES = re.compile(r"(readme|licen[cs]e|notice|credits|changelog)([._-]\w+)*", re.IGNORECASE)
+"""Names without extension of texts about a folder."""
 NOT_UTF8 = "its name is not UTF-8"
 
 
@@ -37,6 +42,10 @@ class Listing:
     bad: list[Found] = field(default_factory=list)
     """What is not read: links that lead out, names that no manifest can hold, what is no file."""
     others: list[str] = field(default_factory=list)
+    masks: dict[str, str] = field(default_factory=dict)
+    """Masks next to their images, by the name of the image without extension."""
+    conditioning: dict[str, str] = field(default_factory=dict)
+    """Conditioning images next to their images, likewise."""
 
 
 def list_images(data: ImageSourceConfig) -> Listing:
@@ -85,11 +94,30 @@ def _list(root: Path, data: ImageSourceConfig, key: str) -> Listing:
         raise _unusable(root, key, "a file, not a folder") from error
     except OSError as error:
         raise _unusable(root, key, f"{error.filename}: {error.strerror}") from error
+    _set_labels_apart(listing)
     if not listing.images and not listing.bad:
         seen = [*listing.captions.values(), *listing.others]
         shown = f"; it holds {len(seen)} other files, such as {min(seen)}" if seen else ""
         raise _unusable(root, key, f"no image in it or its subfolders{shown}")
     return listing
+
+
+def _set_labels_apart(listing: Listing) -> None:
+    """Take masks and conditioning images from the images, and notes from the captions."""
+    stems = {os.path.splitext(image)[0] for image in listing.images}
+    plain = []
+    for image in listing.images:
+        stem = os.path.splitext(image)[0]
+        end = next((end for end in LABELS if stem.endswith(end)), "")
+        if end and (own := stem.removesuffix(end)) in stems:
+            getattr(listing, LABELS[end])[own] = image
+        else:
+            plain.append(image)
+    listing.images = plain
+    for stem, file in [*listing.captions.items()]:
+        if stem not in stems and NOTES.fullmatch(os.path.basename(stem)):
+            del listing.captions[stem]
+            listing.others.append(file)
 
 
 def _scan(root: Path, data: ImageSourceConfig, listing: Listing) -> None:
