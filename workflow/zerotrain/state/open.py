@@ -181,7 +181,7 @@ def _check_not_model(folder: Path) -> None:
 
     if not (folder / MODEL_INDEX).is_file() or any((folder / n).is_file() for n in OPTIMIZERS):
         return
-    if not find_checkpoints_below(folder):
+    if not any(find_checkpoints_below(folder)):
         raise PipelineError(
             f"{folder}: has {MODEL_INDEX}, so it is a whole model, not a checkpoint",
             hint="set `base` to it; or, for its weights alone, name the folder in it that was "

@@ -10,12 +10,15 @@ from zerotrain.errors import PipelineError
 from zerotrain.state.checkpoint_path import OPTIMIZERS, find_checkpoint
 from zerotrain.state.external.accelerate import OF_STEP, open_accelerate, open_weights_file
 from zerotrain.state.external.checkpoint import ExternalCheckpoint
-from zerotrain.state.external.consistency import reading
+from zerotrain.state.external.consistency import STEP_FILES, reading
 from zerotrain.state.external.deepspeed import open_deepspeed
+from zerotrain.state.external.distributed import check_not_distributed
 from zerotrain.state.external.ranks import find_tag_folder, is_tag_folder, is_universal
 from zerotrain.state.external.universal import describe_omissions, open_universal, write_universal
 from zerotrain.state.external.weight_files import find_weights
 
+DRAFT = "tmp-"
+"""Begins the name of a folder that HF's Trainer has not finished."""
 __all__ = ["ExternalCheckpoint", "describe_omissions", "open_external", "write_universal"]
 
 
@@ -52,7 +55,8 @@ def _open(
         if is_universal(tag):
             return open_universal(tag, trust_pickle=trust_pickle)
         return open_deepspeed(tag, trust_pickle=trust_pickle, parameter_names=parameter_names)
-    below, weights = find_checkpoints_below(folder), find_weights(folder)[0]
+    check_not_distributed(folder)
+    (below, drafts), weights = find_checkpoints_below(folder), find_weights(folder)[0]
     if weights and (not below or weights[0].parent == folder):
         return open_accelerate(folder, trust_pickle=trust_pickle, parameter_names=parameter_names)
     names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
@@ -66,18 +70,30 @@ def _open(
             f"a checkpoint is one level below: `zerotrain state show {below[-1]}` looks into it, "
             f"and `resume_from_checkpoint: {below[-1]}` starts from it"
         )
+    unfinished = f"; unfinished: {', '.join(path.name for path in drafts)}" if drafts else ""
     raise PipelineError(
-        f"{folder}: no layout that is known; it holds {', '.join(names[:12]) or 'nothing'}",
+        f"{folder}: no layout that is known; it holds {', '.join(names[:12]) or 'nothing'}"
+        f"{unfinished}",
         hint=hint,
     )
 
 
-def find_checkpoints_below(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder that is not one itself, in the order of their numbers."""
+def find_checkpoints_below(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the checkpoints in a folder that is not one itself, in the order of their numbers.
+
+    Returns:
+        Those that are whole; and those that HF's Trainer had begun when it was ended: as tmp-*, or
+        without the optimizer or the state's file that another one has.
+    """
     if _has_optimizer(folder):
-        return []
-    folders = [path for path in folder.iterdir() if path.is_dir() and _is_checkpoint(path)]
-    return sorted(folders, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)])
+        return [], []
+    found = [path for path in folder.iterdir() if path.is_dir() and _is_checkpoint(path)]
+    found.sort(key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)])
+    has_all = {path: _has_optimizer(path) and (path / STEP_FILES[0]).is_file() for path in found}
+    drafts = [path for path in found if path.name.startswith(DRAFT)]
+    if any(has_all[path] for path in found if path not in drafts):
+        drafts = [path for path in found if path in drafts or not has_all[path]]
+    return [path for path in found if path not in drafts], drafts
 
 
 def _is_checkpoint(folder: Path) -> bool:
