@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.builders.phases import make_phase
 from tests.builders.refusals import refused
+from tests.builders.states import make_position
+from tests.hostile.reader import vouch_for
 
+from zerotrain import artifact
 from zerotrain.launch.files import read_run_yaml, write_run_yaml
+from zerotrain.state.state import State, write_state
 from zerotrain.training.process import lock
 from zerotrain.training.process.ending import ExitRecord, read_exit_codes, read_exit_record
 from zerotrain.training.process.lock_owner import this_process
@@ -86,3 +92,28 @@ def test_an_odd_record_of_an_ending_counts_as_missing(tmp_path: Path, odd: Any) 
     (tmp_path / "ended-0.json").write_text(json.dumps({"0": odd}))
     (tmp_path / "ended-1.json").write_text(json.dumps({"1": -9}))
     assert read_exit_codes(tmp_path) == {1: -9}
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda found: found["slots"]["exp_avg"].clear(), "slots.exp_avg and shapes have"),
+        (lambda found: found["slots"].pop("master"), "slots.master and shapes have"),
+        (lambda found: found.update(loss_scale={"good_steps": 1}), "loss_scale"),
+        (lambda found: found.update(loss_scale={"scale": "9", "good_steps": 1}), "loss_scale"),
+    ],
+)
+def test_a_damaged_state_is_refused(
+    tmp_path: Path, damage: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    """Before a tensor of it is asked for; its hash is that of the damaged file."""
+    with artifact.publish(tmp_path / "state", "state") as draft:
+        slots = ["master", "exp_avg", "exp_avg_sq"]
+        write_state(draft.folder, make_position(), {"w": [2]}, slots, lambda *_: torch.ones(2))
+    assert {*State(tmp_path / "state").slots} == {*slots}
+    path = tmp_path / "state" / "state.json"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    damage(found)
+    path.write_text(json.dumps(found), encoding="utf-8")
+    vouch_for(tmp_path / "state", path)
+    assert message in refused(State, tmp_path / "state").what

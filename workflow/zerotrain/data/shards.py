@@ -236,10 +236,11 @@ class WebDatasetSource(Shards):
             )
             if files
         ]  # fmt: skip
-        for stem, file in images.items():
-            if file is None:
+        for stem, chosen in images.items():
+            if chosen is None:
                 yield Found(stem, reason="several images of this name in its shard")
                 continue
+            file = chosen
             kinds = [one for one in (f"{stem}.txt", f"{stem}.json") if one in texts]
             if self.data.instance_prompt is not None:
                 yield Found(file)

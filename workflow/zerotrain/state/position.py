@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.documents import read_record
@@ -21,6 +21,13 @@ ADAM_SLOTS = ("exp_avg", "exp_avg_sq")
 
 Count = Annotated[int, Field(strict=True, ge=0)]
 """A whole number of a document, 0 or more."""
+
+
+def _check_scale(found: dict[str, Any]) -> dict[str, Any]:
+    numbers = [found.get("scale"), found.get("good_steps"), found.get("hysteresis", 1)]
+    if any(type(number) not in (int, float) or number < 0 for number in numbers):
+        raise ValueError("scale, good_steps and hysteresis are numbers from 0 on")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +53,7 @@ class TrainerState:
     engine: dict[str, Any]
     """The engine's values: preset, engine, zero_stage, offload_optimizer, offload_param,
     world_size, mixed_precision, global_batch_size, gradient_accumulation_steps."""
-    loss_scale: dict[str, Any] | None = None
+    loss_scale: Annotated[dict[str, Any], AfterValidator(_check_scale)] | None = None
     """fp16 only: {"scale": 65536.0, "good_steps": 12, "hysteresis": 1}: the scale, the good steps
     since its last change, and the overflows until it is halved."""
     ran_on: dict[str, Any] = field(default_factory=dict)

@@ -172,10 +172,11 @@ class State:
         self.position = read_position(self.artifact, "state.json")
         path = self.artifact.path("state.json")
         tensors = read_record(path, _Tensors, hint=HINT)
-        for slot, files in tensors.slots.items():
-            if files.keys() - tensors.shapes.keys() or (
-                slot == MASTER and files.keys() != tensors.shapes.keys()
-            ):
+        optimizer = self.position.optimizer
+        for slot, files in {MASTER: {}, **tensors.slots}.items():
+            shapes = tensors.shapes.items()
+            own = {n for n, shape in shapes if slot_shape(optimizer, slot, shape) is not None}
+            if files.keys() != own:
                 why = f"slots.{slot} and shapes have different parameters"
                 raise DocumentError(path, why, hint=HINT)
         self.shapes, self._files = tensors.shapes, tensors.slots
