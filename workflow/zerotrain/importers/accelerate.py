@@ -10,7 +10,7 @@ from typing import Any
 from zerotrain.errors import PipelineError
 from zerotrain.importers.batch import Part
 from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed, read_plain
-from zerotrain.importers.files import find_file, load_json
+from zerotrain.importers.files import find_repeated_keys, load_deepspeed
 from zerotrain.importers.imported_config import AUTO, ImportedConfig
 from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.program import RUN
@@ -54,6 +54,7 @@ def read_accelerate(
     if isinstance(dynamo := config.get(DYNAMO), dict):
         # The launcher accepts these names with and without their prefix.
         config = {**config, DYNAMO: {_prefixed(name): value for name, value in dynamo.items()}}
+    config = _without_sections_of_others(config, result)
     flat = read_keys(config, ACCELERATE, where, result, auto_under=PLUGIN)
     _put_compilation(flat, result)
     if flat.pop("fp16", False):
@@ -97,6 +98,23 @@ def read_accelerate(
             result.ignore(key, init, "a key of stage 3")
 
 
+def _without_sections_of_others(
+    config: Mapping[str, Any], result: ImportedConfig
+) -> dict[str, Any]:
+    """Leave out the sections that accelerate reads under another distributed_type alone."""
+    kind, kept = str(config.get("distributed_type", "")).upper(), {**config}
+    for name, of in (("fsdp_config", "FSDP"), ("deepspeed_config", "DEEPSPEED")):
+        if kind in (*PLAIN, "FALSE", "DEEPSPEED") and kind != of and kept.get(name):
+            result.ignore_all(kept, [name], f"accelerate reads it under distributed_type {of}")
+    return kept
+
+
+def note_repeated_keys(path: Path, result: ImportedConfig) -> None:
+    """Note the keys of a YAML file that stand twice."""
+    for name, line in find_repeated_keys(path).items():
+        result.note("changed", name, None, f"it stands twice; that of line {line} counts")
+
+
 def _read_file(
     file: str,
     plugin: dict[str, Any],
@@ -105,9 +123,8 @@ def _read_file(
     context: SurroundingSettings,
 ) -> None:
     """Read the DeepSpeed file that the YAML names, completed by the YAML's keys."""
-    found = find_file(file, path)
+    found, json_config = load_deepspeed(file, path)
     result.note("kept", PLUGIN + "deepspeed_config_file", file, "read below", "launch")
-    json_config = load_json(found)
     for name, value in plugin.items():
         _fill(json_config, name, value, found, result)
     if "zero_optimization" not in json_config:
@@ -117,7 +134,7 @@ def _read_file(
         )
     if "gradient_accumulation_steps" not in json_config and context.program is not RUN:
         json_config["gradient_accumulation_steps"] = 1  # accelerate adds it
-    read_deepspeed(json_config, str(found), result, context)
+    read_deepspeed(json_config, found, result, context)
 
 
 def _distributed_type(flat: dict[str, Any], result: ImportedConfig, where: str) -> str:
@@ -220,13 +237,11 @@ def deepspeed_of(config: Mapping[str, Any], path: Path | None) -> tuple[str, dic
     plugin = config.get("deepspeed_config") or {}
     file = plugin.get("deepspeed_config_file", "none")
     if file not in (None, "none", AUTO, ""):
-        return str(file), load_json(find_file(str(file), path))
+        return str(file), load_deepspeed(str(file), path)[1]
     return f"{path or 'accelerate launch'}: deepspeed_config", nest_keys(_as_deepspeed(plugin))
 
 
-def _fill(
-    config: dict[str, Any], name: str, value: Any, file: Path, result: ImportedConfig
-) -> None:
+def _fill(config: dict[str, Any], name: str, value: Any, file: str, result: ImportedConfig) -> None:
     """Let a key of the YAML replace an "auto" in the DeepSpeed file; refuse other changes."""
     *sections, last = FILLS[name].split(".")
     into: Any = config
@@ -237,7 +252,7 @@ def _fill(
         into[last] = value
         result.note("kept", key, value, f"fills the auto of {FILLS[name]}")
     elif stands == value:
-        result.ignore(key, value, f"{file.name} says the same")
+        result.ignore(key, value, f"{Path(file).name} says the same")
     else:
         raise PipelineError(
             f"{key} is {value!r}, but {FILLS[name]} of {file} is {stands!r}",

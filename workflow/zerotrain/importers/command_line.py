@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.importers.accelerate import deepspeed_of, flags_as_config, read_accelerate
+from zerotrain.importers.accelerate import (
+    deepspeed_of,
+    flags_as_config,
+    note_repeated_keys,
+    read_accelerate,
+)
 from zerotrain.importers.batch import Part
 from zerotrain.importers.command import (
     FLAGS,
@@ -26,7 +31,14 @@ from zerotrain.importers.diffsynth import (
     split_trainings,
 )
 from zerotrain.importers.diffusers_examples import is_example, read_example
-from zerotrain.importers.files import cached_config, find_file, load_json, load_yaml, named_file
+from zerotrain.importers.files import (
+    cached_config,
+    find_file,
+    load_deepspeed,
+    load_json,
+    load_yaml,
+    named_file,
+)
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.keys import PEFT_SCRIPT
@@ -157,7 +169,7 @@ def _read_config_alone(command: Command, result: ImportedConfig, options: Import
     for name in [name for name in arguments if not result.is_skipped(name, arguments[name])]:
         result.problems.append(unknown_key(command.script, name, [*DEEPSPEED_ARGUMENTS]))
     context = _own_launcher(command, result, options.surroundings(ACCELERATE_PROGRAM))
-    read_deepspeed(load_json(find_file(file, None)), file, result, context)
+    read_deepspeed(load_deepspeed(file, None)[1], file, result, context)
 
 
 def _read_script(command: Command, result: ImportedConfig, options: ImportOptions) -> None:
@@ -184,6 +196,7 @@ def _launch_config(command: Command, result: ImportedConfig) -> tuple[dict[str, 
     config: dict[str, Any] = {}
     if path is not None:
         config = load_yaml(path)
+        note_repeated_keys(path, result)
         reason = "read below" if file is not None else "accelerate reads it where none is named"
         result.note("kept", "config_file", str(path), reason, "launch")
     kinds = {name: flags.pop(name, False) for name in ("use_deepspeed", "multi_gpu")}

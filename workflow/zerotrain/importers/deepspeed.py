@@ -71,7 +71,9 @@ def read_deepspeed(
     Raises:
         PipelineError: a key or value is not supported, or values contradict each other.
     """
-    renamed = {DEEPSPEED_ALIASES.get(name, name): value for name, value in config.items()}
+    renamed = _renamed(config)
+    comments = [name for name in renamed if name.startswith("_")]
+    result.ignore_all(renamed, comments, "a comment: DeepSpeed reads no such key")
     flat = read_keys(renamed, DEEPSPEED, where, result, auto_under="")
     preset = read_zero(flat, result, context.presets, context.offload_path)
     precision = _read_precision(flat, result, context)
@@ -88,6 +90,18 @@ def read_deepspeed(
             "derived from the model, at most 5e7 elements; DeepSpeed's own of 5e8 costs "
             "2 GB a bucket and changes no number",
         )  # fmt: skip
+
+
+def _renamed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration under the names that DeepSpeed writes, of those that it reads."""
+    found = {DEEPSPEED_ALIASES.get(name, name): value for name, value in config.items()}
+    if isinstance(zero := found.get(ZERO[:-1]), Mapping):
+        spelled = {name: f"stage3_{name}" for name in zero}
+        found[ZERO[:-1]] = {
+            spelled[name] if ZERO + spelled[name] in DEEPSPEED else name: value
+            for name, value in zero.items()
+        }
+    return found
 
 
 def read_plain(result: ImportedConfig, context: SurroundingSettings) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.documents import (
     check_object,
+    compose_yaml,
     parse_json,
     parse_toml,
     parse_yaml,
@@ -118,14 +122,31 @@ def find_file(file: str, path: Path | None) -> Path:
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """Load a YAML file of keys.
+    """Load a YAML file of keys, of which the last of several counts, as PyYAML reads it.
 
     Raises:
         FileError: it is missing, or no file.
         DocumentError: it is not YAML with keys.
     """
     hint = "name a file that `accelerate config` wrote; check indentation, quotes and doubled keys"
-    return check_object(_load(path, parse_yaml, hint), path, hint=hint)
+    return check_object(_load(path, partial(parse_yaml, version="1.1"), hint), path, hint=hint)
+
+
+def find_repeated_keys(path: Path) -> dict[str, int]:
+    """Return the line of each key of a YAML file that stands in its section a second time."""
+    found: dict[str, int] = {}
+
+    def visit(node: Any) -> None:
+        seen: set[str] = set()
+        for key, value in node.value if node.id == "mapping" else ():
+            if key.value in seen:
+                found[str(key.value)] = key.start_mark.line + 1
+            seen.add(key.value)
+            visit(value)
+
+    if (root := compose_yaml(load_text(path), path)) is not None:
+        visit(root)
+    return found
 
 
 def load_json(path: Path) -> dict[str, Any]:
@@ -137,6 +158,38 @@ def load_json(path: Path) -> dict[str, Any]:
     """
     hint = "name a file that holds a configuration; check commas, quotes and brackets"
     return check_object(_load(path, parse_json, hint), path, hint=hint)
+
+
+COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|(?P<comment>//[^\n]*|#[^\n]*|/\*.*?\*/)', re.S)
+TRAILING = re.compile(r'"(?:\\.|[^"\\])*"|(?P<comma>,)(?=\s*[]}])')
+
+
+def load_deepspeed(file: str, path: Path | None) -> tuple[str, dict[str, Any]]:
+    """Load a DeepSpeed configuration, as DeepSpeed does: comments and trailing commas are allowed.
+
+    Args:
+        file: Its name, or its whole text in base64.
+        path: The file that names it.
+
+    Returns:
+        Its name in messages, and its keys.
+
+    Raises:
+        PipelineError: it is missing, or not JSON with keys.
+    """
+    hint = "check commas, quotes and brackets"
+    try:
+        text = base64.urlsafe_b64decode(file).decode() if len(file) % 4 == 0 else ""
+    except ValueError:
+        text = ""
+    if text.lstrip().startswith("{"):
+        where = "the DeepSpeed configuration in base64"
+    else:
+        where = str(found := find_file(file, path))
+        text = load_text(found, hint)
+    text = COMMENT.sub(lambda match: " " if match["comment"] else match[0], text)
+    text = TRAILING.sub(lambda match: "" if match["comma"] else match[0], text)
+    return where, check_object(parse_json(text, where, hint=hint), where, hint=hint)
 
 
 def load_toml(path: Path) -> dict[str, Any]:

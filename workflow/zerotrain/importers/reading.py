@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.importers.accelerate import read_accelerate
+from zerotrain.importers.accelerate import note_repeated_keys, read_accelerate
 from zerotrain.importers.batch import Part
 from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed
-from zerotrain.importers.files import load_json, load_toml, load_yaml
+from zerotrain.importers.files import load_deepspeed, load_toml, load_yaml
 from zerotrain.importers.imported_config import ImportedConfig, nest
 from zerotrain.importers.keys import SIMPLETUNER
 from zerotrain.importers.kohya_dataset import read_kohya_dataset
@@ -135,7 +135,11 @@ def read(path: Path, result: ImportedConfig, context: SurroundingSettings) -> st
             f"{path}: neither YAML nor JSON",
             hint="name accelerate's .yaml, a DeepSpeed .json or SimpleTuner's config.json",
         )
-    found = load_json(path) if path.suffix.casefold() == ".json" else load_yaml(path)
+    if path.suffix.casefold() != ".json":
+        found = load_yaml(path)
+        note_repeated_keys(path, result)
+    else:
+        found = load_deepspeed(str(path), None)[1]
     names = {str(name).lstrip("-") for name in found}
     is_kohya = "datasets" in names <= {"general", "datasets"}
     if is_kohya and path.suffix.casefold() == ".json" and context.program is not RUN:

@@ -9,7 +9,7 @@ from typing import Any
 from zerotrain.config.data import ALPACA
 from zerotrain.errors import PipelineError
 from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed, read_plain
-from zerotrain.importers.files import find_file, load_json
+from zerotrain.importers.files import load_deepspeed
 from zerotrain.importers.imported_config import AUTO, ImportedConfig
 from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.keys import TRAINER
@@ -46,7 +46,7 @@ def read_trainer(
     _put_model(arguments, result, where)
     steps = put_until(result, program, "max_steps", "num_train_epochs")
     file = arguments.get("deepspeed")
-    config = load_json(find_file(file, None)) if file is not None else None
+    config = load_deepspeed(file, None)[1] if file is not None else None
     if context.accelerate_deepspeed is not None and config is not None:
         raise PipelineError(
             f"--deepspeed {file}, and accelerate's configuration turns DeepSpeed on as well",
