@@ -77,7 +77,6 @@ def test_a_device_out_of_memory_is_a_sentence(
             "progress accept",
             "dvc generate",
             "launch import",
-            "launch init",
             "cluster check",
         }
     ),

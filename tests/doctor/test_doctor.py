@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.builders.commands import run_zerotrain
-from tests.builders.phases import make_swapped_phase, write_launch
+from tests.builders.phases import make_swapped_phase, make_tiny_phase, write_launch
 from tests.builders.states import HISTORY, RAN_ON, publish_checkpoint
 from tests.machine.fakes import A100, GIB, T4, machine
 from typer.testing import CliRunner
@@ -23,6 +23,7 @@ from zerotrain.machine.detect import Machine, TorchBuild
 from zerotrain.pipeline.doctor import examine as examination
 from zerotrain.pipeline.doctor.examine import examine, verdicts
 from zerotrain.pipeline.doctor.report import Report, redact
+from zerotrain.training.process import nvme_check
 
 ROOT = Path(__file__).parents[2]
 PRESETS = ROOT / "config" / "launch"
@@ -231,6 +232,30 @@ def test_a_run_that_this_machine_cannot_train_is_a_problem(project: Path, here: 
     (folder / "progress" / "step-00000008").mkdir()
     (folder / "progress" / "step-00000008" / "manifest.json").write_text("{}")
     assert examine("tiny").problems == []
+
+
+def test_nvme_offload_is_checked_when_asked_for(
+    project: Path, here: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each phase that swaps, by its launch files; other numbers are a problem."""
+    folder = run_of(project, project)
+    plain = folder.with_name("plain")
+    plain.mkdir()
+    write_launch(plain, make_tiny_phase("plain", "torch", 8))
+    trials: list[Path] = []
+    monkeypatch.setattr(nvme_check, "check", lambda _, launch: trials.append(launch) or "right")
+    assert "nvme" not in examine("tiny").facts["run"]
+    found = examine("tiny", nvme=True).facts["run"]["nvme"]
+    assert found == {"plain": "swaps nothing to a disk", "swapped": "right"}
+    assert [*map(Path.absolute, trials)] == [folder / "launch"]
+
+    def refuse(phase: Any, launch: Path) -> None:
+        raise PipelineError("wrong updates", hint="use zero3_offload")
+
+    monkeypatch.setattr(nvme_check, "check", refuse)
+    assert examine("tiny", nvme=True).problems == ["wrong updates. use zero3_offload"]
+    result = CliRunner().invoke(cli.command_line(), ["doctor", "--nvme"])
+    assert "name a RUN" in str(result.exception)
 
 
 def test_a_broken_config_or_run_yaml_does_not_hide_the_rest(project: Path, here: Any) -> None:

@@ -10,7 +10,7 @@ from tests.builders.refusals import refused
 
 from zerotrain.machine.regular_file import open_to_change
 from zerotrain.pipeline import snakemake_runs
-from zerotrain.training.process import lock, scratch
+from zerotrain.training.process import lock
 from zerotrain.training.process.lock_file import SignsOfLife
 
 VICTIM = "what must stay"
@@ -64,14 +64,3 @@ def test_progress_of_others_overwrites_nothing(victim: Path, monkeypatch) -> Non
     (snakemake_runs.RUNS / "turn").symlink_to(victim)
     snakemake_runs.remove_stale_lock()
     assert victim.read_text(encoding="utf-8") == VICTIM
-
-
-def test_a_copy_of_the_cache_that_is_a_link_is_left_alone(victim: Path) -> None:
-    """In a shared scratch folder anyone can make one of that name."""
-    folder = victim.with_name("folder")
-    folder.mkdir()
-    place = victim.with_name("copy")
-    place.symlink_to(folder)
-    scratch._remove_unused(place)
-    assert not [*folder.iterdir()]
-    assert place.is_symlink()

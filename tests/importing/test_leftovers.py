@@ -13,14 +13,11 @@ from zerotrain.importers.command_line import import_command
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.reading import import_file
 
-ZERO3 = {
-    "train_batch_size": 8,
-    "bf16": {"enabled": True},
-    "zero_optimization": {
-        "stage": 3, "stage3_max_live_parameters": 1000, "stage3_max_reuse_distance": 2000,
-        "stage3_prefetch_bucket_size": 300, "stage3_gather_16bit_weights_on_model_save": True,
-    },
+ZERO = {
+    "stage": 3, "stage3_max_live_parameters": 1000, "stage3_max_reuse_distance": 2000,
+    "stage3_prefetch_bucket_size": 300, "stage3_gather_16bit_weights_on_model_save": True,
 }  # fmt: skip
+ZERO3 = {"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": ZERO}
 RUN = "torchrun --nproc_per_node 8 finetune.py --model_name_or_path a/b --max_steps 9 --bf16"
 
 
@@ -35,11 +32,10 @@ def notes(found: ImportedConfig) -> dict[str, tuple[str, str]]:
 
 def test_deepspeeds_short_names_are_its_long_ones(place: Path) -> None:
     """Its sections take the names with and without stage3_."""
-    zero = {k.removeprefix("stage3_"): v for k, v in ZERO3["zero_optimization"].items()}  # type: ignore[attr-defined]
+    zero = {name.removeprefix("stage3_"): value for name, value in ZERO.items()}
     long = read(place, "long.json", json.dumps(ZERO3)).values
-    assert (
-        read(place, "short.json", json.dumps({**ZERO3, "zero_optimization": zero})).values == long
-    )
+    short = read(place, "short.json", json.dumps({**ZERO3, "zero_optimization": zero})).values
+    assert short == long
     assert long["launch.deepspeed.zero_optimization.stage3_max_live_parameters"] == 1000
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +12,9 @@ import pytest
 from ruamel.yaml import YAML
 from tests.builders.refusals import refusal
 
-from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.importers.command import parse_commands
 from zerotrain.importers.command_line import import_command
-from zerotrain.importers.options import Answers
-from zerotrain.importers.questions import ask_launch
 from zerotrain.importers.reading import ImportOptions, import_file, launch_from_file
 
 ROOT = Path(__file__).parents[2]
@@ -140,7 +135,7 @@ def test_what_no_launch_has_is_left_out_of_the_file(place: Path) -> None:
     ("text", "message"),
     [
         ("sh train.sh", "none of accelerate launch, torchrun, deepspeed and python"),
-        ("accelerate config --config_file a.yaml", "launch init"),
+        ("accelerate config --config_file a.yaml", "launch import FILE"),
         ("accelerate launch", "no script"),
         ("accelerate launch --num_proceses 2 train.py", "did you mean num_processes"),
         ("torchrun --nproc_per_node=gpu f.py --model_name_or_path a/b --max_steps 3", "gpu"),
@@ -196,64 +191,6 @@ def test_pointing_at_a_file_imports_no_torch(place: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (result.stdout, result.stderr) == ("[]\n", "")
-
-
-def test_questions_make_a_phase(place: Path) -> None:
-    """With every answer given; accelerate's cached answers are the defaults of the rest."""
-    cache = Path(os.environ["HF_HOME"]) / "accelerate"
-    cache.mkdir(parents=True)
-    (cache / "default_config.yaml").write_text(json.dumps(YAML_OF_ACCELERATE | {
-        "mixed_precision": "bf16",
-        "deepspeed_config": {"zero_stage": 2, "offload_optimizer_device": "cpu",
-                             "gradient_accumulation_steps": 4},
-    }))  # fmt: skip
-    phase = ask_launch(Answers(until="3 epochs"), None, interactive=False, presets=PRESETS)
-    assert YAML(typ="safe").load(phase.text) == [phase.values]
-    assert phase.values == {
-        "name": "zero2-offload",
-        "until": "3 epochs",
-        "launch": {"preset": "zero2_offload", "num_processes": 2, "mixed_precision": "bf16"},
-        "global_batch_size": 8,
-        "gradient_accumulation_steps": 4,
-        "max_grad_norm": 1.0,
-    }
-    other = Answers(zero_stage="3", offload_optimizer="none", offload_param="cpu", name="b")
-    launch = ask_launch(other, None, interactive=False, presets=PRESETS).values["launch"]
-    assert (launch["preset"], launch["offload_param"], launch["zero3_init"]) == (
-        "zero3", "cpu", True,
-    )  # fmt: skip
-    run = {"run": "a", "base": "nano", "data": {"source": "digits"}, "phases": [phase.values]}
-    assert parse_config(run, "written").phases[0].train.global_batch_size == 8
-
-
-def test_questions_do_not_guess_a_precision(place: Path) -> None:
-    """Without a terminal and without a file that says it."""
-    with pytest.raises(PipelineError, match="Mixed precision"):
-        ask_launch(Answers(), None, interactive=False, presets=PRESETS)
-
-
-@pytest.mark.parametrize("given", [-1.0, float("nan")])
-def test_questions_refuse_what_is_no_norm(place: Path, given: float) -> None:
-    """And do not take 0, which is no clipping, for it."""
-    answers = Answers(gradient_clipping=given, mixed_precision="bf16")
-    with pytest.raises(PipelineError, match=rf"which norm \(0: not\)\? '{given}'"):
-        ask_launch(answers, None, interactive=False, presets=PRESETS)
-
-
-def test_questions_are_asked_until_answered(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An empty line takes what is offered; a precision has to be chosen."""
-    answers = ["4", "9", "2", "cpu", "2", "", "", "fp8", "bf16", "100"]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(answers) + "\n"))
-    phase = ask_launch(Answers(), None, interactive=True, presets=PRESETS)
-    assert phase.values["launch"] == {
-        "preset": "zero2_offload", "num_processes": 4, "mixed_precision": "bf16",
-    }  # fmt: skip
-    assert (phase.values["until"], phase.values["global_batch_size"]) == (100, 8)
-    options = capsys.readouterr().err
-    assert options.count("Which ZeRO stage") == options.count("Mixed precision?") == 2
-    assert "not asked" in options
 
 
 def test_the_command_writes_and_reports(place: Path) -> None:

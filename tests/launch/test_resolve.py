@@ -473,7 +473,7 @@ def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
         "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
         "keep_every", "disk_low_threshold", "log_every", "offload_path", "allow",
         "main_process_port", "ddp_timeout", "accelerate", "deepspeed", "partition_activations",
-        "machines", "scratch", "cpu_checkpointing",
+        "machines", "cpu_checkpointing",
         "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS, "use_ema",
         *keys_of(Role.OF_EMA), "find_unused_parameters", *keys_of(Role.ROUNDING),
         "num_cpu_threads_per_process", *keys_of(Role.HIDDEN_AT_DEFAULT),

@@ -112,7 +112,6 @@ ADVICE = {
     "main_process_port": {"main_process_port": 29511},
     "find_unused_parameters": {"find_unused_parameters": True},
     "offload_path": {"offload_path": "/elsewhere"},
-    "scratch": {"scratch": "$TMPDIR"},
     "ema_device": {"ema_device": "cpu"},
     "partition_activations": {"partition_activations": True},
     "cpu_checkpointing": {"cpu_checkpointing": True},

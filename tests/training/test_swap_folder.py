@@ -26,7 +26,7 @@ from zerotrain.launch.files import write_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import compiled_ops
 from zerotrain.machine.liveness import hold
-from zerotrain.training.process import launcher, nvme_check
+from zerotrain.training.process import launcher
 from zerotrain.training.process.ending import read_exit_record
 from zerotrain.training.process.lock_owner import LockOwner, this_process
 from zerotrain.training.process.swap_folder import OWNER, clear_dead, needed_bytes, swap_folder
@@ -240,20 +240,18 @@ def test_space_of_an_adapter_is_the_adapters(base: Artifact, tmp_path: Path) -> 
 
 
 def test_the_stage_gives_the_ranks_their_folder(
-    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the op and the check, and for the time of the training."""
+    """After the op, and for the time of the training."""
     asked: list[str] = []
     monkeypatch.setattr(compiled_ops, "build_swap_op", lambda: asked.append("op"))
-    monkeypatch.setattr(nvme_check, "check", lambda *_: asked.append("check") or "it is right")
     phase = make_swapped_phase(tmp_path)
-    with launcher.swap_arguments(phase, tmp_path, inputs / "base") as words:
+    with launcher.swap_arguments(phase, inputs / "base") as words:
         assert words == ["--swap", str(next(tmp_path.iterdir()))]
-        assert asked == ["op", "check"]
+        assert asked == ["op"]
     assert list(tmp_path.iterdir()) == []
-    assert "it is right" in capfd.readouterr().err
     in_memory = phase.with_values(offload_optimizer="cpu", offload_param="cpu")
-    with launcher.swap_arguments(in_memory, tmp_path, inputs / "base") as words:
+    with launcher.swap_arguments(in_memory, inputs / "base") as words:
         assert words == []
 
 
@@ -265,11 +263,9 @@ def test_each_machine_has_a_folder_and_room_for_its_share(
     module = "zerotrain.training.process.swap_folder"
     monkeypatch.setattr(f"{module}.check_disk", lambda _, needed: asked.append(needed))
     monkeypatch.setattr(compiled_ops, "build_swap_op", lambda: None)
-    monkeypatch.setattr(nvme_check, "check", lambda *_: None)
     phase = make_swapped_phase(tmp_path).with_values(machines=2, num_processes=4)
     first, second, alone = (
-        launcher.swap_arguments(phase, tmp_path, inputs / "base", machines)
-        for machines in (2, 2, 1)
+        launcher.swap_arguments(phase, inputs / "base", machines) for machines in (2, 2, 1)
     )
     with first as one, second as other, alone:
         assert one[0] == other[0] == "--swap"
@@ -317,7 +313,7 @@ def test_a_machine_that_cannot_swap_is_answered_by_its_launcher(
     assert left.hint
 
 
-def test_a_refused_check_leaves_nothing(
+def test_a_missing_op_leaves_nothing(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does it start a training."""
@@ -328,7 +324,7 @@ def test_a_refused_check_leaves_nothing(
     monkeypatch.setattr(compiled_ops, "build_swap_op", refuse)
     with (
         pytest.raises(PipelineError, match="no libaio"),
-        launcher.swap_arguments(make_swapped_phase(tmp_path), tmp_path, inputs / "base"),
+        launcher.swap_arguments(make_swapped_phase(tmp_path), inputs / "base"),
     ):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -190,15 +190,6 @@ def test_tensorboard_has_what_a_lower_until_purged(tmp_path) -> None:
     ]
 
 
-def test_a_start_is_read_after_the_one_that_it_continues(tmp_path, monkeypatch) -> None:
-    """Names of files are in the order of the starts: in the same second, and on a machine whose
-    clock is an hour behind."""
-    for first, now in ((1, 7200.0), (3, 7200.5), (5, 3600.0)):
-        monkeypatch.setattr("time.time", lambda now=now: now)
-        report(tmp_path, first, first + 1, TENSORBOARD)
-    assert [step for step, _ in board(tmp_path, "train/loss")] == [1, 2, 3, 4, 5, 6]
-
-
 @pytest.mark.slow
 def test_tensorboard_has_each_line_of_the_log_once(training) -> None:
     """Of a training that was stopped, shortened, and raised again; and it has no other."""

@@ -20,7 +20,7 @@ from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR
 from zerotrain.machine.child_process import SAME_SECONDS
 from zerotrain.stages.train_phase import allocator
 from zerotrain.training.checkpointing import progress_folder
-from zerotrain.training.process import lock, scratch
+from zerotrain.training.process import lock
 from zerotrain.training.reporting import heartbeat
 
 KILLED = 128 + signal.SIGKILL
@@ -72,32 +72,22 @@ def test_resume_after_a_signal_to_the_command(training, phase, preset):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
-def test_resume_after_kill_of_the_command(training, phase, preset, tmp_path, monkeypatch):
+def test_resume_after_kill_of_the_command(training, phase, preset):
     """kill -9 of the command, which can do nothing then, ends its training within seconds; the next
-    start takes over the dead owner's lock and its copy of the cache, removes that at its end, and
-    ends in the weights of an undisturbed run, which reads the cache where it is."""
-    until, disk = 120, tmp_path / "disk"
-    disk.mkdir()
-    monkeypatch.setenv("JOB_DISK", str(disk))
-    command = phase("killed", preset, until, save_every=20, scratch="$JOB_DISK/caches")
+    start takes over the dead owner's lock, and ends in the weights of an undisturbed run."""
+    until = 120
+    command = phase("killed", preset, until, save_every=20)
     running = command.start()
     command.wait_for_save()
     assert len(command.processes()) >= 3
-    (copy,) = (disk / "caches").iterdir()
-    ranks = [p for p in command.processes() if "zerotrain.training.rank" in p.cmdline()[:3]]
-    assert str(copy / scratch.COPY) in ranks[0].cmdline()
     running.kill()
     running.wait()
     command.wait_for_silence()
     assert lock.read_owner(command.progress) is not None
     assert progress_folder.saved_steps(command.progress)
-    assert (copy / scratch.COPY).is_dir()
-    assert (copy / scratch.LOCK).is_file()
 
     code, said = command.run()
     assert code == 0, said
-    assert f"the cache is read from its copy {copy / scratch.COPY}" in said
-    assert list((disk / "caches").iterdir()) == []
     assert [line["step"] for line in training.log("killed")] == list(range(1, until + 1))
     training.run("whole", preset, until)
     assert command.hashes() == training.hashes("whole", until)

@@ -142,7 +142,6 @@ OTHER_VALUES: dict[str, Any] = {
     "launch.offload_optimizer": "cpu",
     "launch.offload_param": "cpu",
     "launch.offload_path": "swap",
-    "launch.scratch": "$TMPDIR",
     "launch.fp16.loss_scale": 128,
     "launch.fp16.initial_scale_power": 8,
     "launch.main_process_port": 29501,

@@ -24,11 +24,16 @@ def doctor(
     ] = None,
     config: OfRun = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    nvme: Annotated[
+        bool, typer.Option("--nvme", help="Train a small model to check the RUN's NVMe offload.")
+    ] = False,
 ) -> None:
     """Look at machine, installation and a run, ready to paste. Exit code 1: it would not train."""
     from zerotrain.pipeline.doctor.examine import examine
 
-    report = examine(run, config)
+    if nvme and run is None:
+        raise PipelineError("doctor --nvme: name a RUN", hint="`zerotrain doctor RUN --nvme`")
+    report = examine(run, config, nvme=nvme)
     print(report.json() if json else report.text(), end="")
     raise typer.Exit(1 if report.problems else 0)
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from zerotrain.config.command_options import takes_options
-from zerotrain.importers.options import InitOptions
-
 launch_app = typer.Typer(
     name="launch",
-    help="Launch configurations: import one of another program, write one.",
+    help="Launch configurations: import one of another program, explain one.",
     no_args_is_help=True,
 )
 
@@ -86,29 +83,6 @@ def import_(
         output = output.with_stem(f"{output.stem}-2")
     print(report(imported.notes), file=sys.stderr)
     write_new(config_text(imported), output)
-
-
-@launch_app.command()
-@takes_options
-def init(options: InitOptions) -> None:
-    """Ask what `accelerate config` asks, show the plan, and write a phase."""
-    from zerotrain.importers.questions import ask_launch
-    from zerotrain.importers.write import write_new
-
-    phase = ask_launch(options, options.defaults, interactive=sys.stdin.isatty())
-    print(_plan_of(phase.values, options.config, options.base), file=sys.stderr)
-    write_new(phase.text, options.output)
-
-
-def _plan_of(values: dict[str, Any], config: Path | None, base: str | None) -> str:
-    """Return the plan of a phase, where its model is known."""
-    if config is None and base is None:
-        return (
-            "no plan: name the run (--config FILE) or its model (--base MODEL) to see what it takes"
-        )
-    from zerotrain.launch.planner.report import phase_report
-
-    return "\n".join(phase_report(values, config, base))
 
 
 @launch_app.command()

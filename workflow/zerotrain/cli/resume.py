@@ -40,8 +40,8 @@ def restore(
         str | None,
         typer.Argument(
             metavar="[WEIGHTS|REV]",
-            help="A weights file or folder from anywhere, or a branch, tag, commit or experiment; "
-            "default: the commit that lies here.",
+            help="A weights file or folder from anywhere, or a branch, tag or commit; default: "
+            "the commit that lies here.",
         ),
     ] = None,
     find_only: Annotated[
@@ -75,8 +75,8 @@ def restore(
     if what and not is_file and commit is None:
         raise PipelineError(
             f"{what}: neither a file or folder nor a revision of git",
-            hint="`git branch --all`, `git tag` and `dvc exp list` name revisions; `git fetch` "
-            "brings those of others",
+            hint="`git branch --all` and `git tag` name revisions; `git fetch` brings those of "
+            "others",
         )
     if is_file:
         found = find(Path(what or ""))

@@ -121,11 +121,6 @@ class LaunchConfig(Section):
         description="Folder on a fast disk for what is offloaded to NVMe; variables such as "
         "`$TMPDIR` are those of the machine that trains.",
     )
-    scratch: Annotated[str | None, Role.UNTRAINED] = Field(
-        None,
-        description="Folder on a machine's own disk, such as `$TMPDIR`, to which the cache is "
-        "copied before its processes read it. See [offline.md](offline.md#scratch).",
-    )
     partition_activations: Annotated[bool, Role.UNTRAINED] = Field(
         False, description="DeepSpeed's key of that name; needs gradient_checkpointing."
     )

@@ -98,7 +98,7 @@ def parse_commands(text: str) -> list[Command]:
     if "accelerate" in words and "config" in words[words.index("accelerate") + 1 :][:1]:
         raise PipelineError(
             "--command: `accelerate config` asks questions and trains nothing",
-            hint="`zerotrain launch init` asks them; `launch import FILE` takes what it wrote",
+            hint="`zerotrain launch import FILE` takes the file that it wrote",
         )
     for place in range(len(words)):
         if _begins(words, place):

@@ -66,7 +66,7 @@ most they change the order of sums."""
 
 ORDER = (
     *("run", "phase", "family", "seed", "preset", "engine", "zero_stage", "offload_optimizer"),
-    *("offload_param", "bf16_optimizer_states", "offload_path", "scratch", "num_processes"),
+    *("offload_param", "bf16_optimizer_states", "offload_path", "num_processes"),
     *("machines", "num_cpu_threads_per_process", "main_process_port", "ddp_timeout", "lock_lease"),
     *("mixed_precision", "fp16", "allow_tf32", "full_determinism", "dynamo_backend"),
     *("dynamo_mode", "find_unused_parameters", "start_step", "until_step", "epoch_size"),

@@ -20,15 +20,14 @@ SAMPLE = b"\0" * 4096
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
-def on_this_machine(text: str, key: str) -> Path:
-    """Expand the variables in a folder of the configuration, by this machine's environment.
+def on_this_machine(text: str) -> Path:
+    """Expand the variables in launch.offload_path, by this machine's environment.
 
     Folders below a variable's folder are created if that folder exists: a cluster gives each job an
     empty one. Nothing else is created: a disk that is not mounted would go unnoticed.
 
     Args:
         text: The folder, such as $TMPDIR/swap.
-        key: The key of the value.
 
     Raises:
         PipelineError: a variable is not set here.
@@ -37,7 +36,8 @@ def on_this_machine(text: str, key: str) -> Path:
         name = found[1] or found[2]
         if not os.environ.get(name):
             raise PipelineError(
-                f"{key} {text}: the variable {name} is not set on {socket.gethostname()}",
+                f"launch.offload_path {text}: the variable {name} is not set on "
+                f"{socket.gethostname()}",
                 hint=f"export {name} in the job's environment (profiles/slurm/job-environment.sh), "
                 "or name a folder that every machine has",
             )

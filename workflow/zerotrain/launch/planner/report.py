@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from pydantic import TypeAdapter, ValidationError
 
 from zerotrain.config.families import LANGUAGE_MODELS
-from zerotrain.config.read import load_config, parse_config, read_config
+from zerotrain.config.read import parse_config, read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.section import Memory
 from zerotrain.errors import PipelineError
@@ -50,31 +46,6 @@ def plan_report(options: PlanOptions, *, width: int = 100) -> list[str]:
             hint=f"one of {', '.join(made.rows)}",
         )
     return parts_table(made.rows[options.parts][made.mode])
-
-
-def phase_report(
-    values: Mapping[str, Any], config: Path | None, base: str | None, *, width: int = 100
-) -> list[str]:
-    """Return the lines of the plan for a phase that is not in its run's configuration yet.
-
-    Args:
-        values: The phase, as in a configuration.
-        config: The run's configuration; None: use `base`
-        base: An SDXL to train if there is no configuration.
-        width: Columns of the terminal.
-
-    Raises:
-        PipelineError: the phase does not fit the run, or the model is unknown.
-    """
-    raw: dict[str, Any] = {"run": "plan", "base": base, "data": {"images": "images"}}
-    if config is not None:
-        read_config(config)
-        raw = load_config(config)
-    run = parse_config({**raw, "phases": [dict(values)]}, str(config or "plan"))
-    name = run.phases[0].name
-    return table(
-        plan(run, name, this_machine(run.phase(name)), base=find_base(run.run)), width=width
-    )
 
 
 def _make_run(options: PlanOptions) -> RunConfig:

@@ -10,7 +10,7 @@ from zerotrain.errors import PipelineError
 
 PATHS = frozenset((
     "base", "images", "mask_images", "conditioning_images", "path", "metadata", "folder", "names",
-    "resume_from_checkpoint", "offload_path", "scratch",
+    "resume_from_checkpoint", "offload_path",
 ))  # fmt: skip
 """Keys whose texts are paths, in whatever section they are."""
 MOST_NAME, MOST_PATH = 255, 4095

@@ -44,12 +44,13 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def examine(run: str | None = None, config: Path | None = None) -> Report:
+def examine(run: str | None = None, config: Path | None = None, *, nvme: bool = False) -> Report:
     """Examine everything that a training depends on, and optionally a run.
 
     Args:
         run: Name of a run, or its configuration file.
         config: The configuration, if several files define the run.
+        nvme: Whether to check NVMe offload for the run's phases, by small trainings.
 
     Raises:
         PipelineError: no configuration defines the run.
@@ -72,7 +73,7 @@ def examine(run: str | None = None, config: Path | None = None) -> Report:
         "disks": _disks(report),
     }
     if run is not None:
-        look_at_run(run, config, machine, report)
+        look_at_run(run, config, machine, report, nvme=nvme)
     return report
 
 

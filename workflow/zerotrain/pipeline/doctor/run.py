@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from zerotrain.pipeline.lineage.chain import facts_of
 from zerotrain.pipeline.watch.state import describe_fault
 from zerotrain.state.ran_on import RanOn
 from zerotrain.training.checkpointing import progress_folder
-from zerotrain.training.process import machine_check, swap_folder
+from zerotrain.training.process import machine_check, nvme_check, swap_folder
 from zerotrain.training.process.ending import read_exit_record
 from zerotrain.training.process.stop import trainer_of
 
@@ -32,8 +33,10 @@ LONGEST_LINE = 300
 T = TypeVar("T")
 
 
-def look_at_run(run: str, config: Path | None, machine: Machine, report: Report) -> None:
-    """Add a run to a report.
+def look_at_run(
+    run: str, config: Path | None, machine: Machine, report: Report, *, nvme: bool = False
+) -> None:
+    """Add a run to a report; with `nvme` its phases that swap are checked by small trainings.
 
     Raises:
         PipelineError: no configuration defines the run.
@@ -46,6 +49,9 @@ def look_at_run(run: str, config: Path | None, machine: Machine, report: Report)
     facts["phases"] = {path.parent.name: _stands(path.parent) for path in _launches(folder)}
     if launches := _launches(folder):
         facts["last_phase"] = _last_phase(launches[-1], folder, machine, report)
+    if nvme:
+        trials = {path.parent.name: partial(_check_nvme, path) for path in launches}
+        facts["nvme"] = {name: _noting(report, trial) for name, trial in trials.items()}
     facts["log"] = _last_log(folder)
 
 
@@ -96,6 +102,11 @@ def _last_phase(launch: Path, folder: Path, machine: Machine, report: Report) ->
         _noting(report, lambda: machine_check.check_locked_memory(phase, machine, launch))
         _noting(report, lambda: swap_folder.check_disk(phase, needed["nvme"]))
     return facts
+
+
+def _check_nvme(launch: Path) -> str:
+    phase = read_run_yaml(launch / "run.yaml")
+    return nvme_check.check(phase, launch) if phase.swaps else "swaps nothing to a disk"
 
 
 def look_at_folder(folder: Path) -> dict[str, Any]:

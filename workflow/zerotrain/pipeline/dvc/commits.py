@@ -53,16 +53,13 @@ def git(*words: str) -> str:
 
 
 def commit_of(name: str) -> str | None:
-    """Return the commit of a branch, tag, hash or DVC experiment; None if not found."""
+    """Return the commit of a branch, tag or hash; None if not found."""
     try:
         return git(
             "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"
         ).strip()
     except PipelineError:
-        pass
-    references = git("for-each-ref", "--format=%(objectname) %(refname)", "refs/exps").splitlines()
-    found = [line.split()[0] for line in references if line.endswith(f"/{name}")]
-    return found[0] if len(found) == 1 else None
+        return None
 
 
 def move_to(commit: str) -> None:
@@ -168,7 +165,7 @@ class Weights:
 
 
 def find(path: Path) -> Found:
-    """Find the newest record of weights: in all branches, tags and DVC experiments, then here.
+    """Find the newest record of weights: in all branches and tags, then here.
 
     Args:
         path: A weights file or folder, at any place.
@@ -197,7 +194,8 @@ def find(path: Path) -> Found:
         unread = len(folders.unread)
     hint = (
         "weights of `zerotrain export` are recorded nowhere: give those of the phase they came "
-        "from; of experiments on another machine: `dvc exp pull`; of branches: `git fetch --all`"
+        "from; for branches of others: `git fetch --all`; for an experiment of DVC: `dvc exp "
+        "branch` gives it a branch"
     )
     if git("rev-parse", "--is-shallow-repository").strip() == "true":
         hint = "this clone is shallow: `git fetch --unshallow`, and call it again"
@@ -212,7 +210,8 @@ def find(path: Path) -> Found:
 def _history() -> Iterator[tuple[str | None, str]]:
     """Yield each commit that changed dvc.lock with its text, newest first; then the file here."""
     seen = set()
-    log = git("log", "--all", "--full-history", "--date-order", "--format=%H", "--", str(LOCK))
+    where = ("--branches", "--remotes", "--tags")
+    log = git("log", *where, "--full-history", "--date-order", "--format=%H", "--", str(LOCK))
     for commit in log.split():
         tree = git("ls-tree", commit, "--", str(LOCK)).split()
         if tree and tree[2] not in seen:

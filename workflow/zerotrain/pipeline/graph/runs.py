@@ -10,7 +10,6 @@ from functools import cache, cached_property, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from zerotrain.artifact.documents import read_text
 from zerotrain.config.models import Phase
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
@@ -151,7 +150,7 @@ class Runs:
         does not depend on which run of the dataset is planned first.
         """
         own, shared = f"results/{name}/base", f"results/data/{name}/base"
-        if os.path.isdir(shared) or _is_in_pipeline(shared):
+        if os.path.isdir(shared):
             return f"{shared}/manifest.json"
         planned = name in self.by_name and self.by_name[name].data_name == name
         return f"{own if planned or name in self.owned else shared}/manifest.json"
@@ -172,8 +171,3 @@ def hasten_plan() -> None:
 def config_file(files: Sequence[str]) -> str:
     """Return the configuration file among the values of --configfile."""
     return os.path.relpath(next(iter(files), DEFAULT_CONFIG))
-
-
-def _is_in_pipeline(path: str) -> bool:
-    """Return whether dvc.yaml names a path; in a new clone its files are not restored yet."""
-    return os.path.isfile("dvc.yaml") and path in read_text(Path("dvc.yaml"), follow_links=True)

@@ -159,11 +159,6 @@ def _prepare(arguments: argparse.Namespace, phase: ResolvedPhase, held: ExitStac
         held.callback(lock.end_with_owner(progress, lambda: _end_without_lock(progress)))
         inputs = read_inputs(arguments.launch, arguments.base, arguments.cache, arguments.start)
         prepare(inputs, progress)
-        if phase.launch.scratch:
-            print_message(
-                f"{phase.phase}: launch.scratch is for train_phase, which starts a launcher on "
-                f"each machine: the cache is read from {arguments.cache}"
-            )
         resume = arguments.resume or newest_intact(progress, phase.derived.until_step)
         end = end_step(progress, phase)
         if end is None:

@@ -7,7 +7,7 @@ forward. Here a killed process becomes an entry in PROGRESS/ended-*.json, and a 
 request to stop.
 
 With --main_process_ip it is one of several launchers, one per machine of a Slurm job. Each prepares
-its machine for the processes: DeepSpeed's ops, a local copy of the cache, a folder for swapping.
+its machine for the processes: DeepSpeed's ops, a folder for swapping.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from accelerate.commands.launch import launch_command, launch_command_parser
@@ -33,7 +32,7 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import compiled_ops
 from zerotrain.machine.child_process import SUPERVISOR, end_with_parent, supervisor_mark
 from zerotrain.machine.output import print_message
-from zerotrain.training.process import ending, nvme_check, scratch, swap_folder
+from zerotrain.training.process import ending, swap_folder
 from zerotrain.training.process.lock import end_with_owner
 from zerotrain.training.process.stop import StopRequest
 
@@ -56,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         end_with_parent()
     end_with_owner(progress)
-    stop = StopRequest(progress, tell=True)
+    StopRequest(progress, tell=True)
     # At a signal, torchrun would end the processes instead of letting them finish their step.
     arguments.signals_to_handle = "SIGQUIT"
     arguments.shutdown_timeout = GRACE_SECONDS
@@ -64,8 +63,8 @@ def main(argv: list[str] | None = None) -> int:
     logging.disable(logging.ERROR)  # torchrun repeats what ended-*.json says
     try:
         given = arguments.training_script_args
-        with on_own_disks(given, stop, one_of_several=several) as own:
-            arguments.training_script_args = own
+        with prepared_machine(given, one_of_several=several) as swapping:
+            arguments.training_script_args = [*given, *swapping]
             launch_command(arguments)
     except PipelineError as error:
         ending.write_exit_record(progress, EXIT_USER_ERROR, error.what, error.hint)
@@ -90,51 +89,31 @@ def _join_as_machine(arguments: Namespace) -> None:
 
 
 @contextlib.contextmanager
-def on_own_disks(
-    words: Sequence[str], stop: Callable[[], bool], *, one_of_several: bool = False
-) -> Iterator[list[str]]:
-    """Yield a training process's arguments with this machine's folders, which last for the block.
+def prepared_machine(words: Sequence[str], *, one_of_several: bool = False) -> Iterator[list[str]]:
+    """Yield the arguments that name this machine's swap folder; empty if nothing is swapped.
 
     Args:
         words: The arguments that the stage gives to all machines.
-        stop: Whether the training is to end.
         one_of_several: Whether other machines run a share of the phase's processes.
 
     Raises:
         PipelineError: the ops do not build, or the disk is not usable for swapping.
     """
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    for name in ("--launch", "--base", "--cache"):
+    for name in ("--launch", "--base"):
         parser.add_argument(name, type=Path, required=True)
-    named, others = parser.parse_known_args(words)
+    named, _ = parser.parse_known_args(words)
     phase = read_run_yaml(named.launch / "run.yaml")
-    with ExitStack() as held:
-        if phase.derived.engine == "deepspeed":
-            compiled_ops.build()  # done at installation, unless the processor is a different one
-            os.environ.update(compiled_ops.environment())
-        cache = named.cache
-        if phase.launch.scratch:
-            cache, message = held.enter_context(
-                scratch.copy_of_cache(phase.launch.scratch, cache, stop)
-            )
-            print_message(f"{phase.phase}: {message}")
-        arguments = [
-            "--launch",
-            str(named.launch),
-            "--base",
-            str(named.base),
-            "--cache",
-            str(cache),
-        ]
-        machines = phase.launch.machines if one_of_several else 1
-        swapping = held.enter_context(swap_arguments(phase, named.launch, named.base, machines))
-        yield [*arguments, *others, *swapping]
+    if phase.derived.engine == "deepspeed":
+        compiled_ops.build()  # done at installation, unless the processor is a different one
+        os.environ.update(compiled_ops.environment())
+    machines = phase.launch.machines if one_of_several else 1
+    with swap_arguments(phase, named.base, machines) as swapping:
+        yield swapping
 
 
 @contextlib.contextmanager
-def swap_arguments(
-    phase: ResolvedPhase, launch: Path, base: Path, machines: int = 1
-) -> Iterator[list[str]]:
+def swap_arguments(phase: ResolvedPhase, base: Path, machines: int = 1) -> Iterator[list[str]]:
     """Yield the rank's arguments for swapping: its own folder, on a disk that was checked."""
     if not phase.swaps:
         yield []
@@ -144,8 +123,6 @@ def swap_arguments(
         for line in messages:
             print_message(line)
         compiled_ops.build_swap_op()
-        if passed := nvme_check.check(phase, launch, folder):
-            print_message(passed)
         yield ["--swap", str(folder)]
 
 

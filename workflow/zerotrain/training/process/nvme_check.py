@@ -1,9 +1,9 @@
 """Check of NVMe offload on this machine: a small training shows whether it is correct.
 
 Swapping depends on DeepSpeed's version, the disk's block size and the kernel, and it can fail
-without an error: DeepSpeed does not check the results of its reads. So before a phase that swaps, a
-small model is trained with CPU offload and with NVMe offload
-(zerotrain.training.process.nvme_trial), and their losses, master weights and moments must agree.
+without an error: DeepSpeed does not check the results of its reads. So `zerotrain doctor --nvme`
+trains a small model with CPU offload and with NVMe offload
+(zerotrain.training.process.nvme_trial), and compares their losses, master weights and moments.
 """
 
 from __future__ import annotations
@@ -13,28 +13,23 @@ import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from zerotrain import artifact
 from zerotrain.artifact.documents import read_bytes, read_record, read_text
-from zerotrain.artifact.sources import source_digest
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.machine import compiled_ops, disk
+from zerotrain.machine import compiled_ops
 from zerotrain.machine.child_process import SUPERVISOR, supervisor_mark
-from zerotrain.machine.detect import detect
 from zerotrain.machine.ports import free_port
 from zerotrain.machine.regular_file import open_new, write_bytes
-from zerotrain.training.process.machine_check import read_zero_section
 from zerotrain.training.process.machines import thread_count
+from zerotrain.training.process.swap_folder import swap_folder
 
 TRIAL = "trial.json"
 MODULE = "zerotrain.training.process.nvme_trial"
@@ -56,42 +51,23 @@ class Trial:
     state_deviation: Number
 
 
-def check(
-    phase: ResolvedPhase,
-    launch: Path,
-    swap: Path,
-    *,
-    run: Callable[[ResolvedPhase, Path, Path], Trial] | None = None,
-) -> str | None:
-    """Check that NVMe offload computes the same numbers as CPU offload, on this machine and disk.
-
-    A pass is stored in the folder of the compiled ops, for this machine, its devices, disk,
-    precision, launch settings and code; a failure is checked again at each start.
+def check(phase: ResolvedPhase, launch: Path) -> str:
+    """Check that NVMe offload computes the numbers of CPU offload, on this machine and its disk.
 
     Args:
         phase: The resolved phase.
         launch: Folder of its launch files.
-        swap: A writable folder on the disk, which its owner clears.
-        run: Runs the trial; default: in a child process.
 
     Returns:
-        A message with the differences, or None if the check has passed before.
+        A message with the differences.
 
     Raises:
-        PipelineError: the numbers differ, or the trial did not end well.
+        PipelineError: the numbers differ, the trial did not end well, or the disk or the op is not
+            usable.
     """
-    key = _key(phase, launch, swap)
-    remembered = compiled_ops.ops_folder() / f"nvme-check-{artifact.digest(key)[:16]}.json"
-    if remembered.is_file():
-        return None
-    trial = (run or run_trial)(phase, launch, swap)
-    sentence = judge(phase, trial)
-    with contextlib.suppress(OSError):  # not our environment: the check then runs each time
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        draft = remembered.with_suffix(f".{os.getpid()}")
-        artifact.write_json(draft, {"key": key, "trial": asdict(trial)})
-        draft.replace(remembered)
-    return sentence
+    with swap_folder(phase, 0) as (folder, _):
+        compiled_ops.build_swap_op()
+        return judge(phase, run_trial(phase, launch, folder))
 
 
 def judge(phase: ResolvedPhase, trial: Trial) -> str:
@@ -115,7 +91,7 @@ def judge(phase: ResolvedPhase, trial: Trial) -> str:
             f"{phase.launch.mixed_precision}, same seed and data) {losses}, and master weights and "
             f"moments deviate by {deviation:.2g} of their largest (bound {BOUND:g})",
             hint="use zero3_offload, which keeps in memory what this would swap; or another disk "
-            "for launch.offload_path: the check runs again at each start",
+            "for launch.offload_path, and check it again",
         )
     largest = max(abs(nvme - cpu) / abs(cpu) for cpu, nvme in pairs)
     return (
@@ -183,23 +159,6 @@ def run_trial(
 
 def _equal(value: float, expected: float) -> bool:
     return math.isfinite(value) and abs(value - expected) <= BOUND * abs(expected)
-
-
-def _key(phase: ResolvedPhase, launch: Path, swap: Path) -> dict[str, Any]:
-    """Return what the outcome depends on, next to what the ops folder's name contains."""
-    machine = detect()
-    zero = read_zero_section(launch)
-    sections = {k: v for k, v in zero.items() if k.startswith("offload")}
-    return {
-        "host": socket.gethostname(),
-        "devices": [machine.accelerator, *(device.name for device in machine.devices)],
-        "disk": disk.mount(swap),
-        "ops": str(compiled_ops.ops_folder()),
-        "precision": phase.launch.mixed_precision,
-        "threads": thread_count(phase, phase.processes_per_machine),
-        "offload": {k: {n: v[n] for n in v if n != "nvme_path"} for k, v in sections.items()},
-        "code": source_digest(MODULE),
-    }
 
 
 def _last_line(log: Path) -> str:

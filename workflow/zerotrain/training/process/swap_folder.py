@@ -53,7 +53,7 @@ def swap_folder(phase: ResolvedPhase, needed_bytes: int) -> Iterator[tuple[Path,
         PipelineError: offload_path is not a folder, is not writable, is in memory, or has too
             little space.
     """
-    path = disk.on_this_machine(phase.launch.offload_path or "", "launch.offload_path")
+    path = disk.on_this_machine(phase.launch.offload_path or "")
     disk.check_folder(path, phase.phase)
     messages = clear_dead(path)
     check_disk(phase, needed_bytes)

@@ -1,14 +1,12 @@
-"""TensorBoard event files: one for each start, in the order of their names.
+"""TensorBoard event files: one for each start.
 
 A file begins with the step from which it counts: it replaces the points of earlier files from that
-step on. torch's writer names files only by the clock, so a file of the same second, or of a machine
-with a slow clock, would be read before the file that it continues.
+step on. TensorBoard reads the files in the order of their names, which begin with the time.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
 from collections.abc import Mapping
@@ -21,11 +19,9 @@ from torch.utils.tensorboard.summary import text
 
 from zerotrain.machine.regular_file import make_folder, open_new
 
-NAME = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
-
 
 class EventFile:
-    """New event file that sorts after those in its folder."""
+    """New event file."""
 
     def __init__(self, folder: Path, purge_step: int) -> None:
         """Open the file.
@@ -38,10 +34,7 @@ class EventFile:
             FileError: a link or a file is in the folder's place.
         """
         make_folder(folder)
-        named = (NAME.fullmatch(path.name) for path in folder.iterdir())
-        newest = max((int(match[1]) for match in named if match), default=0)
-        second = max(int(time.time()), newest + 1)
-        name = f"events.out.tfevents.{second:010d}.{socket.gethostname()}.{os.getpid()}.0"
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}.0"
         self._stream = open_new(folder / name, replace=False)
         self._records = RecordWriter(self._stream)
         self._add(Event(file_version="brain.Event:2"))
