@@ -77,7 +77,6 @@ def difference(one: torch.nn.Module, other: torch.nn.Module) -> float:
 SHORT_ATTENTION = ["attn1.to_q", "attn1.to_v"]
 """Layers of 15 to 15, which blocks of 3 divide."""
 LAYER_METHODS: dict[str, dict[str, Any]] = {
-    "BEFT": {},
     "C3A": {"block_size": 3, "target_modules": SHORT_ATTENTION},
     # By its default scaling, 150, a last bit of an optimizer step would be 1e-5 of a loss.
     "FOURIERFT": {"n_frequency": 20, "scaling": 1.0},
@@ -86,17 +85,10 @@ LAYER_METHODS: dict[str, dict[str, Any]] = {
     "HIRA": {"r": 3},
     "HRA": {"r": 4, "target_modules": ["to_q", "conv1"]},
     "IA3": {},
-    "LN_TUNING": {},
     "LOHA": {"r": 3, "alpha": 6, "target_modules": ["to_q", "conv1"]},
     "LOKR": {"r": 3, "alpha": 6, "target_modules": ["to_q", "conv1"]},
     "MISS": {"r": 3, "target_modules": SHORT_ATTENTION},
     "OFT": {"oft_block_size": 3, "target_modules": SHORT_ATTENTION},
     "PEANUT": {"r": 3},
     "ROAD": {"group_size": 2, "target_modules": ["ff.net.0.proj"]},
-    "WAVEFT": {"n_frequency": 20},
-}
-PROMPT_METHODS: dict[str, dict[str, Any]] = {
-    "PROMPT_TUNING": {"num_virtual_tokens": 4},
-    "PREFIX_TUNING": {"num_virtual_tokens": 4},
-    "P_TUNING": {"num_virtual_tokens": 4, "encoder_hidden_size": 16},
 }

@@ -15,9 +15,9 @@ from tests.formats.commands import run_command
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
-from zerotrain.models.families import adapters, load_family
-from zerotrain.models.families.answering import GENERATION, answer
-from zerotrain.models.families.positions import check_row_length, longest_prompt
+from zerotrain.models.families import load_family
+from zerotrain.models.families.answering import GENERATION
+from zerotrain.models.families.positions import check_row_length
 
 SETTINGS = {
     "repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "min_length": 30, "num_beams": 3,
@@ -74,20 +74,3 @@ def test_a_prompt_without_room_and_rows_without_positions_are_refused(learned):
     with pytest.raises(PipelineError) as refused:
         check_row_length(learned, 65)
     assert refused.value.what == (f"train.max_length: 65 tokens, and {learned} has 64 positions")
-
-
-def test_a_trained_prompt_takes_positions(tmp_path):
-    """Of the model's table: rows and answers have what it leaves."""
-    base = build_any("gpt2", tmp_path / "base")
-    check_row_length(base, 60, 4)
-    with pytest.raises(PipelineError, match="60 positions left by a trained prompt of 4"):
-        check_row_length(base, 61, 4)
-    family = load_family("causal_lm")
-    settings = {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 4}
-    model = adapters.add(family.load_model(base), settings, seed=0)
-    assert longest_prompt(model) == 59
-    tokenizer = family.load_tokenizer(base)
-    prompts = [(Message("user", "1" * 90),)]
-    config = EvaluateConfig(max_new_tokens=100)
-    (found,) = answer(family, model, tokenizer, prompts, config, max_length=64)
-    assert isinstance(found, str)

@@ -17,7 +17,6 @@ import pytest
 import torch
 from PIL import Image
 from tests.builders.adapters import LAYER_METHODS as METHODS
-from tests.builders.adapters import PROMPT_METHODS
 from tests.builders.exports import Export
 from tests.builders.images import publish_nano
 from tests.builders.models import move_far
@@ -69,15 +68,14 @@ def settings_of(family: str, kind: str) -> dict[str, Any]:
         return {"trainable_parameters": [f".*{PART.get(family, 'attn')}.*"]}
     if kind == "lora":
         return {"lora": {"rank": 4, "alpha": 6.0, "dropout": 0.5, **layers}}
-    own = PROMPT_METHODS.get(kind) or {
+    own = {
         key: value
         for key, value in METHODS[kind].items()
         if key not in ("block_size", "gralora_k", "oft_block_size", "target_modules")
     }
     own = own | {"C3A": {"block_size": 8}, "OFT": {"oft_block_size": 8}}.get(kind, {})
     own = own | ({"gralora_k": 2, "r": 2} if kind == "GRALORA" else {})
-    named = {} if kind in PROMPT_METHODS or kind == "LN_TUNING" else layers
-    return {"peft": {"peft_type": kind, **own, **named}}
+    return {"peft": {"peft_type": kind, **own, **layers}}
 
 
 @pytest.fixture(scope="session")
@@ -134,13 +132,12 @@ def made_here(
 
 QUICK = [
     ("sdxl", "lora"), ("sdxl", "LOHA"), ("sd3", "lora"), ("causal_lm", "lora"),
-    ("seq2seq_lm", "whole"), ("causal_lm", "PROMPT_TUNING"),
+    ("seq2seq_lm", "whole"), ("causal_lm", "LOKR"),
 ]  # fmt: skip
 ALL = [
     *((family, kind) for family in FAMILIES for kind in ("whole", "part", "lora")),
     *(("sdxl", kind) for kind in METHODS),
     *((family, "LOKR") for family in FAMILIES if family != "sdxl"),
-    *((family, kind) for family in ("causal_lm", "seq2seq_lm") for kind in PROMPT_METHODS),
 ]
 
 

@@ -179,7 +179,6 @@ def test_parameters_are_the_values_of_the_runs_sections(run) -> None:
     assert export["export"](first)["dtype"] == run().export.dtype
     assert base["num_cpu_threads_per_process"](first) == 3
     assert (base["resolution"](first), base["seed"](second)) == (32, 4)
-    assert parameters.settings("cache_latents")["virtual_tokens"](first) is None
     assert parameters.settings("report") == {}
     assert [*parameters.settings("render_launch")][-1] == "max_sequence_length"
     assert "name" not in parameters.data(first)

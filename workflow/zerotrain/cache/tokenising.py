@@ -115,7 +115,7 @@ def cache_text(
     model = artifact.read(base, "base")
     from zerotrain.models.families.positions import check_row_length
 
-    check_row_length(base, max_length, settings.virtual_tokens or 0)
+    check_row_length(base, max_length)
     packing = settings.packing
     if packing:
         from zerotrain.models.families.packing import check_packable

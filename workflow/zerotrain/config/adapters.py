@@ -60,20 +60,13 @@ class Method:
     """A way of adapting a model."""
 
     title: str
-    changes: Literal["linear", "any", "norm", "prompt"] = "linear"
-    """Linear layers; convolutions as well; norms; or no layer, but what the model reads."""
-    reads_base: bool = False
-    """Whether its first values are taken from the base's weights."""
-    merges: bool = True
-    """Whether its effect can be added to the base's weights."""
-    traced: bool = True
-    """Whether a pass can be traced without values, as the planner does."""
+    changes: Literal["linear", "any"] = "linear"
+    """Linear layers; or convolutions as well."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What is meant where the user says nothing, if not peft's own."""
 
 
 METHODS: Mapping[str, Method] = {
-    "BEFT": Method("BEFT", merges=False),
     "C3A": Method("C3A"),
     "FOURIERFT": Method("FourierFT"),
     "GLORA": Method("GLoRA"),
@@ -82,26 +75,23 @@ METHODS: Mapping[str, Method] = {
     "HRA": Method("HRA", "any"),
     # peft's own would be a table of the layers that each architecture's paper chose.
     "IA3": Method("(IA)3", "any", settings={"feedforward_modules": []}),
-    "LN_TUNING": Method("LN tuning", "norm", reads_base=True),
     "LOHA": Method("LoHa", "any"),
     "LOKR": Method("LoKr", "any"),
     "MISS": Method("MiSS"),
     "OFT": Method("OFT", "any"),
     "PEANUT": Method("PEANuT"),
     "ROAD": Method("RoAd"),
-    "WAVEFT": Method("WaveFT", traced=False),
-    "PROMPT_TUNING": Method("prompt tuning", "prompt", merges=False),
-    "PREFIX_TUNING": Method("prefix tuning", "prompt", merges=False, traced=False),
-    "P_TUNING": Method("P-tuning", "prompt", merges=False),
 }
 _SHARED = "its layers share projections that lie outside of them, which ZeRO-3 does not gather"
 _DECOMPOSED = "it keeps parts of the base's weights in buffers, which no training state holds"
 _PLACES = "it chooses entries of the weights and keeps their places, which no training state holds"
+_PROMPT = "it trains tokens before a text, and no layer"
 _TASKS = "it needs a task number with each sample"
 REFUSED: Mapping[str, str] = {
     "ADALORA": "it takes ranks away by a call of its own after each step",
     "ADAMSS": _DECOMPOSED,
     "ADAPTION_PROMPT": "it replaces the attention of two architectures and is no part of a layer",
+    "BEFT": "it cannot be merged into the base's weights",
     "BOFT": "peft compiles an extension for it with a compiler of its own choice, after which "
     "DeepSpeed's ops are compiled again",
     "CARTRIDGE": "it begins with what the model makes of a text of its own",
@@ -111,11 +101,15 @@ REFUSED: Mapping[str, str] = {
     "FROD": _SHARED,
     "LILY": "its layers share factors, which have several names then",
     "LORA": "it has a section of its own, `lora`",
+    "LN_TUNING": "it trains norms: trainable_parameters does so without an adapter",
     "MULTITASK_PROMPT_TUNING": _TASKS,
     "OSF": "it changes the base's own weights",
     "POLY": _TASKS,
+    "PREFIX_TUNING": _PROMPT,
+    "PROMPT_TUNING": _PROMPT,
     "PSOFT": _DECOMPOSED,
     "PVERA": _SHARED,
+    "P_TUNING": _PROMPT,
     "RANDLORA": _SHARED,
     "SHADOW": "it trains a second model next to the first",
     "SHIRA": _PLACES,
@@ -125,8 +119,13 @@ REFUSED: Mapping[str, str] = {
     "UNILORA": _SHARED,
     "VBLORA": _SHARED,
     "VERA": _SHARED,
+    "WAVEFT": "its passes depend on values, and a plan has none",
     "XLORA": "it mixes adapters that have been trained before",
 }
+
+
+FORMS = ("peft", "merged")
+"""What an adapter of these methods can be exported to."""
 
 
 @cache
@@ -173,22 +172,15 @@ def check_format_supported(to: str | None, method: str) -> None:
     Raises:
         PipelineError: saying which it can have.
     """
-    known = METHODS[method]
-    forms = ["peft", "merged"] if known.merges else ["peft"]
+    title = METHODS[method].title
+    hint = f"choose --to {' or --to '.join(FORMS)}"
     if to is None:
         raise PipelineError(
-            f"--to is missing: an adapter by {known.title} is converted to its own forms",
-            hint=f"choose --to {' or --to '.join(forms)}",
+            f"--to is missing: an adapter by {title} is converted to its own forms", hint=hint
         )
-    if to not in forms:
+    if to not in FORMS:
         raise PipelineError(
-            f"--to {to}: "
-            + (
-                f"{known.title} does not change weights, and cannot be merged into them"
-                if to == "merged"
-                else f"an adapter by {known.title} is no LoRA, and this form holds no other"
-            ),
-            hint=f"choose --to {' or --to '.join(forms)}",
+            f"--to {to}: an adapter by {title} is no LoRA, and this form holds no other", hint=hint
         )
 
 

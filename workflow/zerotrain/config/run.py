@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from zerotrain.config.adapters import FUSED_FAMILIES, Method, method_of
+from zerotrain.config.adapters import FUSED_FAMILIES
 from zerotrain.config.data import BucketConfig, DataConfig
 from zerotrain.config.families import FAMILIES
 from zerotrain.config.models import EvaluateConfig, Phase, RunSections
@@ -209,7 +209,6 @@ def _check_buckets(buckets: BucketConfig | None, phase: Phase) -> None:
 
 
 def _check_adapter(config: RunSections) -> None:
-    method = method_of(config.peft)
     _check_base_precision(config)
     if config.lora is not None and config.peft is not None:
         raise ValueError("give lora or peft, not both: a run trains one adapter")
@@ -217,11 +216,6 @@ def _check_adapter(config: RunSections) -> None:
         raise ValueError(
             "trainable_parameters chooses among the model's own, and an adapter leaves them all "
             "as they are; remove it, or narrow the adapter's target_modules"
-        )
-    if method is not None and method.changes == "prompt" and not config.is_text:
-        raise ValueError(
-            f"peft: {method.title} puts trained tokens before a text, and the family "
-            f"{config.family} makes images"
         )
     if config.lora and config.lora.fused_layers and config.family not in FUSED_FAMILIES:
         raise ValueError(
@@ -234,32 +228,6 @@ def _check_adapter(config: RunSections) -> None:
                 f"phase {phase.name}: lora.use_dora begins with the lengths of the base's weights, "
                 f"{FROM_BASE}; set one of them to false"
             )
-        if method is not None:
-            _check_method(method, config.peft or {}, phase)
-
-
-def _check_method(method: Method, settings: dict[str, object], phase: Phase) -> None:
-    if method.reads_base and phase.launch.zero3_init:
-        raise ValueError(
-            f"phase {phase.name}: {method.title} begins with the base's weights, {FROM_BASE}; set "
-            "zero3_init to false"
-        )
-    drawn = str(settings.get("prompt_tuning_init", "RANDOM")).startswith("RANDOM")
-    if not drawn and phase.launch.zero3_init:
-        raise ValueError(
-            f"phase {phase.name}: prompt_tuning_init {settings['prompt_tuning_init']} begins with "
-            f"the base's embeddings, {FROM_BASE}; set zero3_init to false"
-        )
-    if method.changes == "prompt" and phase.train.packing:
-        raise ValueError(
-            f"phase {phase.name}: packing has several examples in a row, and {method.title} puts "
-            "its tokens before the first alone; set packing to false"
-        )
-    if method.title == "prefix tuning" and phase.train.gradient_checkpointing:
-        raise ValueError(
-            f"phase {phase.name}: prefix tuning keeps its prefix in the attention's cache, which "
-            "gradient_checkpointing turns off; set it to false"
-        )
 
 
 def _check_base_precision(config: RunSections) -> None:

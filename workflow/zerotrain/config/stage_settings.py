@@ -149,7 +149,6 @@ class CacheSettings(StageSettings):
     validation_prompts: list[str | ConditionedPrompt]
     packing: Annotated[bool, From("phases.0.train.packing")]
     long_captions: Annotated[str, From("phases.0.train.long_captions")]
-    virtual_tokens: Annotated[int | None, From("peft.num_virtual_tokens")]
     num_cpu_threads_per_process: Annotated[int | None, THREADS]
     base: Annotated[str, OF_MESSAGES]
     family: Annotated[str, OF_CODE]

@@ -98,22 +98,17 @@ def check_lora(source: Source, weights: WeightsTarget, folder: Path) -> None:
 
 
 def check_peft(source: Source, weights: WeightsTarget, folder: Path) -> None:
-    """Compare a written adapter of another method as `check_lora` does.
-
-    For a trained prompt, the file has the resulting embeddings, not the parameters.
-    """
+    """Compare a written adapter of another method as `check_lora` does."""
     from zerotrain.models.families import adapters
     from zerotrain.models.families.lora import PEFT_ADAPTER
 
     expected = {adapters.plain(name): name for name in source.shapes}
     with report_load_errors(weights.folder):
         written = open_tensors([folder / adapters.FOLDER / PEFT_ADAPTER])
-        prompt = written.keys() == {adapters.PROMPT}
-        prefix = "" if prompt else PEFT_PREFIX
         loaded = adapters.tensors_of(_adapted_model(weights, folder))
-        names = {name.removeprefix(prefix) for name in written} | loaded.keys()
-        names |= set() if prompt else expected.keys()
-        _check_equal(source, weights, written, loaded, expected, names, prefix)
+        names = {name.removeprefix(PEFT_PREFIX) for name in written}
+        names |= loaded.keys() | expected.keys()
+        _check_equal(source, weights, written, loaded, expected, names, PEFT_PREFIX)
 
 
 def _check_equal(

@@ -13,10 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zerotrain.config.adapters import method_of
 from zerotrain.config.models import Phase
 from zerotrain.config.stage_settings import PlannedRun
-from zerotrain.errors import PipelineError
 from zerotrain.launch.planner import trace_store
 from zerotrain.launch.planner.architecture import Architecture, find_architecture
 from zerotrain.launch.planner.shape import Shape
@@ -52,16 +50,8 @@ class Tracer:
             cpu: Whether it trains on the CPU.
 
         Raises:
-            PipelineError: the architecture is unknown, or the adapter's method cannot be traced.
+            PipelineError: the architecture is unknown.
         """
-        method = method_of(config.adapter_values())
-        if method is not None and not method.traced:
-            raise PipelineError(
-                f"peft: what {method.title} takes cannot be planned: its passes depend on values, "
-                "and a plan has none",
-                hint="plan a LoRA of the same layers (lora.rank), which takes about as much; "
-                "launch: name a preset instead of auto",
-            )
         self._config, self._phase, self._cpu = config, phase, cpu
         self._base = str(base or config.base)
         self._side = None if config.is_text else config.phases[0].train.resolution

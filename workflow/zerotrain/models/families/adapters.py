@@ -32,15 +32,13 @@ from zerotrain.models.families.lora import (
     save_adapter,
 )
 from zerotrain.models.families.model_tensors import without_memory
-from zerotrain.models.pretrained import check_adapter, check_lora_file, load_peft, loading
+from zerotrain.models.pretrained import check_adapter, check_lora_file, loading
 
 if TYPE_CHECKING:
     from zerotrain.models.families import Family
 
 FOLDER = "adapter"
 """Folder of an adapter other than a LoRA, in a weights folder."""
-PROMPT = "prompt_embeddings"
-"""The only tensor in the file of a method that adapts the prompt."""
 DENOISERS = ("unet", "transformer")
 """Parts that can carry an adapter."""
 NAME = re.compile(r"\.default(?=\.|$)")
@@ -57,9 +55,6 @@ def add(model: torch.nn.Module, adapter: Mapping[str, Any], seed: int) -> torch.
         adapter: The section `lora` or `peft`, from RunConfig.adapter_values.
         seed: Decides the initial values.
 
-    Returns:
-        The model, or for a method that adapts the prompt peft's model around it.
-
     Raises:
         PipelineError: a target names no layer, or peft cannot adapt it like this.
     """
@@ -70,42 +65,20 @@ def add(model: torch.nn.Module, adapter: Mapping[str, Any], seed: int) -> torch.
     with _of_peft(adapter), torch.random.fork_rng(devices=[]):
         # torch.manual_seed would seed the generators of GPUs as well.
         torch.default_generator.manual_seed(seed)
-        model = _add_method(model, method, adapter)
+        _add_method(model, method, adapter)
     for parameter in model.parameters():
         if parameter.requires_grad:  # peft gives it the dtype of its layer
             parameter.data = parameter.data.float()
     return model
 
 
-def _add_method(
-    model: torch.nn.Module, method: Method, adapter: Mapping[str, Any]
-) -> torch.nn.Module:
-    from peft import get_peft_config, get_peft_model
+def _add_method(model: torch.nn.Module, method: Method, adapter: Mapping[str, Any]) -> None:
+    from peft import get_peft_config
 
     settings = {**method.settings, **adapter}
-    if method.changes == "prompt":
-        encodes = model.config.is_encoder_decoder  # type: ignore[union-attr]
-        settings["task_type"] = "SEQ_2_SEQ_LM" if encodes else "CAUSAL_LM"
-        prompted: torch.nn.Module = get_peft_model(model, get_peft_config(settings))
-        return prompted
-    settings["target_modules"] = _targets(model, method, adapter.get("target_modules"))
+    kinds = LAYERS if method.changes == "any" else LINEAR
+    settings["target_modules"] = choose_targets(model, adapter.get("target_modules"), kinds, "peft")
     model.add_adapter(get_peft_config(settings))  # type: ignore[operator]
-    return model
-
-
-def _targets(model: torch.nn.Module, method: Method, asked: Any) -> list[str]:
-    """Choose the layers that the method can adapt, by name or by the ends of their names."""
-    if method.changes != "norm":
-        kinds = LAYERS if method.changes == "any" else LINEAR
-        return choose_targets(model, asked, kinds, "peft")
-    # Norms are of many classes; some have no weight, and there would be nothing to train.
-    norms = {n: m for n, m in model.named_modules() if "Norm" in type(m).__name__}
-    weighted = [name for name, m in norms.items() if getattr(m, "weight", None) is not None]
-    return (
-        choose_targets(model, asked, tuple({type(norms[n]) for n in weighted}), "peft")
-        if asked
-        else weighted
-    )
 
 
 def count(family: str, base: Path, adapter: Mapping[str, Any]) -> dict[str, int]:
@@ -191,8 +164,7 @@ def save(
     folder = out / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / PEFT_CONFIG, config)
-    prefix = "" if METHODS[adapter[PEFT_TYPE]].changes == "prompt" else PEFT_PREFIX
-    named = {prefix + name: tensor for name, tensor in found.items()}
+    named = {PEFT_PREFIX + name: tensor for name, tensor in found.items()}
     save_file(named, folder / PEFT_ADAPTER, metadata={"format": "pt", **(metadata or {})})
     names = (f"{FOLDER}/{PEFT_CONFIG}", f"{FOLDER}/{PEFT_ADAPTER}")
     return {name: file_sha256(out / name) for name in names}
@@ -217,7 +189,7 @@ def apply(model: torch.nn.Module, folder: Path) -> torch.nn.Module:
 
 
 def apply_peft(model: torch.nn.Module, folder: Path) -> torch.nn.Module:
-    """Apply the adapter of a peft folder, in place unless it adapts the prompt; set eval mode."""
+    """Apply the adapter of a peft folder, in place; set eval mode."""
     from peft import (
         PeftConfig,
         inject_adapter_in_model,
@@ -228,9 +200,6 @@ def apply_peft(model: torch.nn.Module, folder: Path) -> torch.nn.Module:
     check_adapter(model, folder)
     with loading(str(folder)):
         config = PeftConfig.from_pretrained(str(folder))
-    if config.is_prompt_learning:
-        prompted: torch.nn.Module = load_peft(model, folder)
-        return prompted.eval()
     inject_adapter_in_model(config, model)
     state = load_peft_weights(str(folder), device="cpu")
     set_peft_model_state_dict(model, {n.removeprefix(PEFT_PREFIX): t for n, t in state.items()})

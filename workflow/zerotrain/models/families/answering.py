@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from zerotrain.artifact import file_sha256, write_json
 from zerotrain.machine.progress_bar import progress
-from zerotrain.models.families.positions import free_positions, longest_prompt
+from zerotrain.models.families.positions import longest_prompt, positions
 from zerotrain.models.families.tokens import answer_start, decode, end_tokens
 from zerotrain.models.pretrained import from_pretrained, read_config
 
@@ -57,7 +57,7 @@ def answer(
             config is replaced. Above 0, tokens are drawn with torch's generator, by the top_k,
             top_p and penalties of that config.
     """
-    most = free_positions(model)
+    most = positions(model.config)
     max_length = min(max_length, longest_prompt(model))
     tokens = [family.prompt(tokenizer, messages, max_length) for messages in prompts]
     order = sorted(range(len(tokens)), key=lambda i: (len(tokens[i]), i))

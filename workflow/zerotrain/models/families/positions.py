@@ -20,29 +20,21 @@ def positions(config: Any) -> int:
     return getattr(text, "max_position_embeddings", None) or sys.maxsize
 
 
-def free_positions(model: Any) -> int:
-    """Return the rows of a model's table without those of its trained prompt, if it has one."""
-    adapter: Any = getattr(model, "active_peft_config", None)
-    prompted = adapter is not None and adapter.is_prompt_learning
-    return positions(model.config) - (adapter.num_virtual_tokens if prompted else 0)
-
-
 def longest_prompt(model: Any) -> int:
     """Return the most prompt tokens that leave a position for an answer in the same table."""
-    return free_positions(model) - (not model.config.is_encoder_decoder)
+    return positions(model.config) - (not model.config.is_encoder_decoder)
 
 
-def check_row_length(base: Path, max_length: int, virtual_tokens: int = 0) -> None:
-    """Check that rows fit into the base model's table, together with a trained prompt.
+def check_row_length(base: Path, max_length: int) -> None:
+    """Check that rows fit into the base model's table.
 
     Raises:
         PipelineError: they do not; both lengths are named.
     """
-    most = positions(from_pretrained(transformers.AutoConfig, base)) - virtual_tokens
+    most = positions(from_pretrained(transformers.AutoConfig, base))
     if max_length > most:
-        taken = f" left by a trained prompt of {virtual_tokens}" if virtual_tokens else ""
         raise PipelineError(
-            f"train.max_length: {max_length} tokens, and {base} has {most} positions{taken}",
+            f"train.max_length: {max_length} tokens, and {base} has {most} positions",
             hint=f"set train.max_length to {most}, or choose a base that computes positions, such "
             "as Qwen2.5",
         )
