@@ -5,11 +5,10 @@
 
 A sample has the tensors of SDXL at 1024 pixels in bf16, 450 KB. `open` maps the index of --samples
 synthetic samples in a process of its own, then prepares the order of a training. `dataset` does the
-same with the samples of a dataset, and with the hundredth part as earlier versions listed them, in
-one JSON. `read` takes random samples on one core, warm, of a cache and of one file each with
-torch.load, in turns: `views`, which touch no byte of a tensor, and `loads`; `cache` and `files`,
-which copy every byte into the tensors of a batch; and with the float32 batch that a training makes
-of them. `feed` trains steps that sleep for 5 ms, and measures how long they
+same with the samples of a dataset. `read` takes random samples on one core, warm, of a cache and of
+one file each with torch.load, in turns: `views`, which touch no byte of a tensor, and `loads`;
+`cache` and `files`, which copy every byte into the tensors of a batch; and with the float32 batch
+that a training makes of them. `feed` trains steps that sleep for 5 ms, and measures how long they
 wait for a batch. Ratios are of one round, given are medians. The last line is JSON.
 """
 
@@ -89,17 +88,20 @@ def make_index(folder: Path, samples: int) -> None:
     table = pa.table({name: columns[name] for name in columns if name not in NOT_CACHED})
     series = Series(2**14, ("latents",), ())
     with artifact.publish(folder, "cache") as draft:
-        index = Index(1024, "bf16", 1, Columns(Entry, table), "0" * 64, series, series)
+        index = Index(
+            *(1024, "bf16", 1, Columns(Entry, table), "0" * 64, series, series),
+            data_sha256="0" * 64,
+        )
         write_index(draft.folder, index)
 
 
 def make_dataset(folder: Path, samples: int) -> None:
-    """Publish a dataset of images, and in `json` a hundredth of it in one JSON."""
+    """Publish a dataset of images."""
     import pyarrow as pa
 
     from zerotrain import artifact
     from zerotrain.artifact.columns import Columns
-    from zerotrain.data.dataset import IMAGES, KIND, Sample
+    from zerotrain.data.dataset import KIND, Sample
     from zerotrain.data.dataset_folder import SAMPLES
 
     columns = make_columns(samples)
@@ -109,8 +111,6 @@ def make_dataset(folder: Path, samples: int) -> None:
     table.write(folder / SAMPLES)
     content = {"count": {}, "repeats": 1, "identity": "0" * 64}
     artifact.publish_manifest(folder, KIND, content, files=(SAMPLES,))
-    some = [IMAGES.to_json(one) for one in table[: samples // 100]]
-    artifact.publish_manifest(folder / "json", KIND, {"samples": some, "repeats": 1, "bad": []})
 
 
 def make_cache(folder: Path, count: int) -> None:
@@ -151,7 +151,10 @@ def make_cache(folder: Path, count: int) -> None:
             draft.known |= place(one, draft.folder)
         write_index(
             draft.folder,
-            Index(1024, "bf16", 1, entries, keys[TEXT][0], written[0].series, written[1].series),
+            Index(
+                *(1024, "bf16", 1, entries, keys[TEXT][0], written[0].series, written[1].series),
+                data_sha256="0" * 64,
+            ),
         )
     for number, sample in enumerate(tensors):
         torch.save(sample, files / f"{number}.pt")
@@ -182,14 +185,13 @@ def open_index(folder: Path) -> dict[str, Any]:
 
 
 def open_dataset(folder: Path) -> dict[str, Any]:
-    """Open a dataset, count an epoch, hash its files; then open the one in one JSON."""
+    """Open a dataset, count an epoch, and hash its files."""
     from zerotrain.data.dataset import read_dataset
 
     spent = Spent()
     dataset = spent.on("dataset_open", lambda: read_dataset(folder, verify=False))
     spent.on("dataset_epoch_size", lambda: dataset.epoch_size)
     spent.on("dataset_open_hashed", lambda: read_dataset(folder))
-    spent.on("dataset_json_hundredth", lambda: read_dataset(folder / "json"))
     return {**spent.found, "sample_microseconds": time_of_one(dataset.samples)}
 
 

@@ -49,6 +49,7 @@ from zerotrain.pipeline.dvc import pipeline
 from zerotrain.stages.export_weights import ExportSettings, export_weights
 from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
 from zerotrain.state.position import ADAM_SLOTS, MASTER
+from zerotrain.training.checkpointing.conditions import manifest_content
 from zerotrain.training.reporting.grid import draw_grid
 
 run = test_evaluate.run
@@ -87,6 +88,7 @@ def inputs(run: Path) -> Path:
         spans = [write_rank(draft.folder, 0, share)]
         shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
         write_position(draft.folder, position, shapes, slots, spans)
+        draft.content = manifest_content({})
     config = read_config(run / "run.yaml")
     settings = ExportSettings.of(config)
     export_weights(settings, run / "checkpoint", run / "base", run / "trained", run / "moments")

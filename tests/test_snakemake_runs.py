@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +16,8 @@ from zerotrain.pipeline import snakemake_runs
 from zerotrain.pipeline.snakemake_runs import LOCKS, RUNS, Run
 from zerotrain.training.process.lock_owner import LockOwner, this_process
 
-GONE = LockOwner(socket.gethostname(), DEAD_PID, 1.0, "")
-AWAY = LockOwner("other-host", 1, 1.0, "")
+GONE = dataclasses.replace(this_process(), pid=DEAD_PID, started=1.0)
+AWAY = dataclasses.replace(this_process(), host="other-host", pid=1, started=1.0)
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import weakref
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from tests.builders.states import make_position
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.state import state
-from zerotrain.state.checkpoint import write_position
 from zerotrain.state.position import MASTER, TrainerState
 from zerotrain.state.state import KIND, State, write_state, write_tensors
 
@@ -83,22 +81,11 @@ def test_position_is_plain_json(
     """Any program can read where a training stands, and in which file each tensor is."""
     document = json.loads((tmp_path / "state" / "state.json").read_text())
     tensors = {"shapes", "slots"}
-    known = {item.name for item in fields(TrainerState)} - {"ran_on", "history"}
+    known = {item.name for item in fields(TrainerState)}
     assert known == set(document) - tensors
     assert {key: document[key] for key in known} == {key: asdict(POSITION)[key] for key in known}
     assert document["shapes"] == SHAPES
     assert document["slots"]["exp_avg"] == dict.fromkeys(SHAPES, "exp_avg-00000.safetensors")
-
-
-@pytest.mark.parametrize("later", [{}, {"ran_on": {"threads": 2}, "history": [{"step": 3}]}])
-def test_a_position_of_an_earlier_version_keeps_its_bytes(tmp_path: Path, later: Any) -> None:
-    """What it did not record is left out, so that a state made of it again keeps its identity."""
-    position = replace(POSITION, **later)
-    write_state(tmp_path, position, {"w": [1]}, [MASTER], lambda name, slot: torch.ones(1))
-    write_position(tmp_path, position, {"w": [1]}, [MASTER], [{"w": [0, 1]}])
-    for name in ("state.json", "checkpoint.json"):
-        document = json.loads((tmp_path / name).read_text())
-        assert {k: document[k] for k in ("ran_on", "history") if k in document} == later
 
 
 def test_shards_are_bounded(tmp_path: Path, monkeypatch) -> None:

@@ -1,30 +1,17 @@
-"""Published datasets: as earlier versions made them, and with other samples than they say."""
+"""Published datasets with other samples than they say."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from zerotrain import artifact
 from zerotrain.artifact.columns import Columns
-from zerotrain.artifact.manifest import DATASET, IDENTITY
+from zerotrain.artifact.manifest import DATASET
 from zerotrain.data.dataset import IMAGES
-from zerotrain.data.dataset_folder import SAMPLES, read_bad, read_samples
-
-
-def to_earlier_form(folder: Path, of: Any = IMAGES) -> bytes:
-    """List the samples in manifest.json, as earlier versions did; returns its bytes."""
-    found = artifact.read(folder, DATASET)
-    samples = [of.to_json(one) for one in read_samples(found, of)]
-    content = {**found.content, of.key: samples, "bad": read_bad(found)}
-    del content[IDENTITY]
-    manifest = json.loads((folder / "manifest.json").read_text())
-    artifact.write_json(folder / "manifest.json", {**manifest, "content": content, "files": {}})
-    shutil.rmtree((folder / SAMPLES).parent)
-    return (folder / "manifest.json").read_bytes()
+from zerotrain.data.dataset_folder import SAMPLES, read_samples
 
 
 def edit_samples(

@@ -20,6 +20,7 @@ from zerotrain.state.checkpoint import KIND as CHECKPOINT
 from zerotrain.state.checkpoint import Fragment, write_position, write_rank
 from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.state.state import State
+from zerotrain.training.checkpointing.conditions import manifest_content
 
 SLOTS = [MASTER, "exp_avg", "exp_avg_sq"]
 POSITION = make_position(
@@ -64,14 +65,13 @@ class Export:
     def save(self, trained: Trained) -> None:
         """Publish the checkpoint."""
         with artifact.publish(self.checkpoint, CHECKPOINT) as draft:
-            if "train" in self.settings:
-                draft.content = {"trains": self.settings["train"]}
             spans = []
             for rank in (0, 1):
                 share = [self._fragment(name, trained[name], rank) for name in trained]
                 spans.append(write_rank(draft.folder, rank, share))
             shapes = {name: list(tensor.shape) for name, tensor in trained.items()}
             write_position(draft.folder, self.position, shapes, self.slots, spans)
+            draft.content = manifest_content(self.settings.get("train", {}))
             (draft.folder / "records").mkdir()
             (draft.folder / "records" / "metrics.jsonl").write_text("{}\n")
 

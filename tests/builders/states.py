@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from zerotrain import artifact
 from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
 from zerotrain.state.position import MASTER, TrainerState
+from zerotrain.training.checkpointing.conditions import manifest_content
 from zerotrain.training.checkpointing.progress_folder import step_folder
 
 RAN_ON = {
@@ -42,13 +43,18 @@ def make_position(step: int = 12, **changes: Any) -> TrainerState:
         "optimizer": "adamw", "optimizer_step": step, "param_groups": [],
         "lr_scheduler": "constant", "lr_scheduler_steps": 700,
         "rng": {"scheme": "counter", "seed": 0}, "engine": {"preset": "torch"},
+        "ran_on": {}, "history": [],
     }  # fmt: skip
     return TrainerState(**values | changes)
 
 
-def publish_checkpoint(folder: Path, step: int, **changes: Any) -> Path:
-    """Publish a checkpoint of one parameter."""
+def publish_checkpoint(
+    folder: Path, step: int, *, trains: Mapping[str, Any] | None = None, **changes: Any
+) -> Path:
+    """Publish a checkpoint of one parameter, which says what it trains if that is given."""
     with artifact.publish(folder, KIND) as draft:
+        if trains is not None:
+            draft.content = manifest_content(trains)
         spans = [write_rank(draft.folder, 0, [Fragment("w", 0, {MASTER: torch.ones(2)})])]
         position = make_position(step, **changes)
         write_position(draft.folder, position, {"w": [2]}, [MASTER], spans)

@@ -22,7 +22,8 @@ from zerotrain.pipeline.rebuild import look_at
 
 @pytest.fixture
 def run(run, family, monkeypatch) -> Run:
-    """Six images, of which the last two are gone again."""
+    """Six images, of which the last two are gone again; each series is one shard."""
+    run.shard_size = 2**20
     run.remove(*range(6, 20))
     run.cache()
     run.remove(4, 5)

@@ -15,7 +15,6 @@ from tests.builders.caching import contents
 from zerotrain import artifact
 from zerotrain.artifact.documents import DocumentError
 from zerotrain.cache.drawn_digest import drawn_digest
-from zerotrain.cache.earlier import carry_index, same_index
 from zerotrain.cache.layout import (
     Entry,
     Index,
@@ -24,10 +23,10 @@ from zerotrain.cache.layout import (
     listed_shards,
     read_index,
     write_index,
-    write_json_index,
 )
 from zerotrain.cache.mapped_shard import MappedShard
 from zerotrain.cache.reader import stacked
+from zerotrain.cache.unchanged import carry_index, same_index
 
 CPU = torch.device("cpu")
 
@@ -111,56 +110,56 @@ ENTRIES = (
     entry(5, conditioning=KEY, conditioning_sha256=(KEY, KEY), empty_text=KEY),
 )
 INDEXES = [
-    Index(32, "bf16", 3, ENTRIES[:4], KEY, SERIES, SERIES),
-    Index(32, "fp32", 1, ENTRIES, None, SERIES, SERIES, SERIES),
+    Index(32, "bf16", 3, ENTRIES[:4], KEY, SERIES, SERIES, data_sha256=KEY),
+    Index(32, "fp32", 1, ENTRIES, None, SERIES, SERIES, SERIES, data_sha256=KEY),
 ]
 
 
 @pytest.mark.parametrize("index", INDEXES)
-def test_both_formats_of_an_index_have_the_same_samples(tmp_path: Path, index: Index) -> None:
-    """In index.json alone, as earlier versions wrote it, and in columns."""
-    plain, columns = tmp_path / "plain", tmp_path / "columns"
-    for folder, write in ((plain, write_json_index), (columns, write_index)):
-        folder.mkdir()
-        write(folder, index)
-        assert read_index(folder) == index
-        assert [*read_index(folder).entries] == [*index.entries]
-        assert same_index(folder, index)
-        assert not same_index(folder, replace(index, entries=index.entries[::-1]))
-        assert listed_shards(folder) == [*SERIES.shards] * (3 if index.conditioning else 2)
-    assert [path.name for path in plain.iterdir()] == ["index.json"]
-    listed = json.loads((plain / "index.json").read_text())
-    assert {one["file"]: one for one in listed["entries"]}["0.png"] == {
-        **{name: getattr(ENTRIES[0], name) for name in ("file", "latents", "text", "split")},
-        **{"image_sha256": artifact.digest(["image", 0]), "original_size": [40, 30]},
-        **{"caption_sha256": artifact.digest(["caption", 0]), "crop_top_left": [0, 0]},
-        "target_size": [32, 16],
-    }
+def test_an_index_has_the_samples_that_were_written(tmp_path: Path, index: Index) -> None:
+    """In index.json its head, in columns its samples; other samples are another index."""
+    write_index(tmp_path, index)
+    assert read_index(tmp_path) == index
+    assert [*read_index(tmp_path).entries] == [*index.entries]
+    assert same_index(tmp_path, index)
+    assert not same_index(tmp_path, replace(index, entries=index.entries[::-1]))
+    assert listed_shards(tmp_path) == [*SERIES.shards] * (3 if index.conditioning else 2)
+
+
+@pytest.mark.parametrize("number", [1, 3, None])
+def test_an_index_of_another_format_is_refused(tmp_path: Path, number: int | None) -> None:
+    """By its number, whatever else it has."""
+    write_index(tmp_path, INDEXES[0])
+    head = json.loads((tmp_path / "index.json").read_text())
+    artifact.write_json(tmp_path / "index.json", {**head, "format": number})
+    with pytest.raises(ValueError, match="not an index of format 2"):
+        read_index(tmp_path)
+    assert not same_index(tmp_path, INDEXES[0])
 
 
 def test_an_unchanged_index_keeps_its_bytes_whatever_would_be_written_now(tmp_path: Path) -> None:
-    """An earlier version's stays in index.json; another version of the library may write others."""
+    """Another version of the library may write others; a damaged one is no index."""
     index = INDEXES[1]
-    for name, write in (("plain", write_json_index), ("columns", write_index)):
-        for folder in (tmp_path / name, tmp_path / f"{name} draft"):
-            folder.mkdir()
-        write(tmp_path / name, index)
-        carry_index(tmp_path / name, tmp_path / f"{name} draft", index, unchanged=True)
-        assert contents(tmp_path / f"{name} draft") == contents(tmp_path / name)
-    found = tmp_path / "columns" / "index.arrow"
-    assert found.samefile(tmp_path / "columns draft" / "index.arrow")
+    folder, draft = tmp_path / "cache", tmp_path / "draft"
+    folder.mkdir()
+    draft.mkdir()
+    write_index(folder, index)
+    carry_index(folder, draft, index, unchanged=True)
+    assert contents(draft) == contents(folder)
+    found = folder / "index.arrow"
+    assert found.samefile(draft / "index.arrow")
     data = bytearray(found.read_bytes())
     data[-len(data) // 2] ^= 1
     found.unlink()
     found.write_bytes(data)
-    assert not same_index(tmp_path / "columns", index)
+    assert not same_index(folder, index)
 
 
-def test_the_digest_of_what_is_drawn_is_that_of_earlier_versions() -> None:
+def test_the_digest_of_what_is_drawn_stays_what_it_is() -> None:
     """A rolling checkpoint names it: another one would set its progress aside."""
     found = [drawn_digest(ENTRIES[:n], "bf16", 77) for n in (0, 1, 6)]
     assert found == [
         "35df272a4410f37193d3e68b73cfaa1ef1e1b9e7c94b64c02679af3df58bc1f7",
-        "3921879465f18bf472b3fe41f175a984d110e7ee14c0aa037c8ffb0a4f3a4b16",
-        "cef5db679d7df575797ce9bbc089ed84e12e41bd6446a05e64559c84a1d91060",
+        "6d788bcdf8e04487d35efa77407c800bd09b6f8dbc98206ed488079f8ddefad3",
+        "06b0651ba9d8601ab1c98a6abb2aebe5cfcc86559c4b6d11dea3796a32ef4a0b",
     ]

@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 from tests.builders.caching import FakeFamily, StopError, contents, stop_encoding
 from tests.builders.talks import cached
-from tests.cache.earlier_version import make_earlier
 
 from zerotrain import artifact
 from zerotrain.cache import batching, record, reuse, sample_keys
@@ -18,7 +17,6 @@ from zerotrain.cache.record import ENCODING, read_record
 from zerotrain.cache.reuse import first_deviation, spread
 from zerotrain.cache.tokenising import Tokenising
 from zerotrain.machine.software import software
-from zerotrain.training.checkpointing.conditions import data_digest
 
 DONE = "encoded {} of 20 latents, {} of 4 captions; the rest was in the cache"
 
@@ -140,96 +138,6 @@ def test_what_waits_of_a_killed_run_is_compared_too(
     assert resumed == contents(run.cache("fresh"))
 
 
-@pytest.mark.parametrize("manifest", [True, False])
-def test_a_cache_of_an_earlier_version_is_kept_to_the_byte(run, family, capsys, manifest):
-    """Its keys had a digest of code; nothing that depends on it is planned again. What a training
-    draws from it has the digest that the present version writes."""
-    drawn = data_digest(artifact.read(run.cache(), "cache"))
-    make_earlier(run.folder / "cache", run.shard_size)
-    assert data_digest(artifact.read(run.folder / "cache", "cache")) == drawn
-    before = contents(run.folder / "cache")
-    if not manifest:
-        (run.folder / "cache/manifest.json").unlink()
-    lines(capsys)
-    family.image_batches.clear()
-    after = contents(run.cache())
-    assert family.image_batches == [batching.MOST_IMAGES_AT_A_TIME]
-    said = lines(capsys)
-    assert said[0] == (
-        "software that encoded is not recorded: 20 latents are kept; 8 of them, encoded again, are "
-        "equal"
-    )
-    assert said[-1] == DONE.format(0, 0)
-    if not manifest:
-        del before["manifest.json"], after["manifest.json"]
-    assert after == before
-
-
-def test_a_cache_of_an_earlier_version_takes_new_samples_in(run, family, capsys):
-    """What is new is encoded, the rest taken over under its present key."""
-    make_earlier(run.cache(), run.shard_size)
-    Image.new("RGB", (20, 20)).save(run.images / "07.png")
-    (run.images / "05.txt").write_text("a tower")
-    lines(capsys)
-    after = contents(run.cache())
-    said = lines(capsys)
-    assert said[-1] == "encoded 1 of 20 latents, 1 of 5 captions; the rest was in the cache"
-    assert after == contents(run.cache("fresh"))
-
-
-@pytest.mark.parametrize(
-    ("change", "latents", "captions"),
-    [("scale", 20, 0), ("vae", 20, 4), ("dtype", 20, 4), ("size", 12, 0)],
-)
-def test_a_cache_of_an_earlier_version_gives_nothing_that_is_another_now(
-    run, family, capsys, change, latents, captions
-):
-    """Other numbers, another base, type or size of the images."""
-    make_earlier(run.cache(), run.shard_size)
-    lines(capsys)
-    data, cache = {}, {}
-    if change == "scale":
-        family.scale = 1.01
-    elif change == "vae":
-        run.base(vae="2", text_encoder="1")
-    elif change == "dtype":
-        cache = {"dtype": "bf16"}
-    else:
-        data = {"max_pixels": 950}
-    after = contents(run.cache(data=data, **cache))
-    assert lines(capsys)[-1] == DONE.format(latents, captions)
-    assert after == contents(run.cache("fresh", data=data, **cache))
-
-
-def test_captions_of_an_earlier_version_are_encoded_for_another_length(run, family, capsys):
-    """Its manifest names the one that it was made for."""
-    run.family = "sd3"
-    make_earlier(run.cache(max_sequence_length=8), run.shard_size)
-    lines(capsys)
-    run.cache(max_sequence_length=16)
-    assert lines(capsys)[-1] == DONE.format(0, 4)
-
-
-def test_captions_of_an_earlier_version_are_encoded_for_chunks_if_one_is_too_long(
-    run, family, monkeypatch, capsys
-):
-    """Its manifest does not say how long ones were read: the one with most tokens is compared."""
-
-    def encode_prompts(prompts: Sequence[str]) -> dict[str, torch.Tensor]:
-        read = [one if family.long_captions == "chunk" else one[:16] for one in prompts]
-        return FakeFamily.encode_prompts(family, read)
-
-    monkeypatch.setattr(family, "encode_prompts", encode_prompts)
-    for number in range(20):
-        (run.images / f"{number:02d}.txt").write_text(f"an uninterrupted{number}caption" + "y" * 40)
-    (run.images / "11.txt").write_text("a b c d e f g h i j")
-    make_earlier(run.cache(), run.shard_size)
-    run.train["long_captions"] = "chunk"
-    lines(capsys)
-    run.cache()
-    assert lines(capsys)[-1].startswith("encoded 0 of 20 latents, 21 of 21 captions")
-
-
 def test_another_kind_of_device_has_its_own_cache(run, family, monkeypatch, capsys):
     """Its numbers differ in more than the last bits of one kernel."""
     run.cache()
@@ -344,17 +252,3 @@ def test_tokens_are_compared_exactly(bases, tmp_path, upgrade, monkeypatch, caps
     said = capsys.readouterr().out
     assert ": 20 examples are encoded again; those of line " in said
     assert "tokenised 20 of 20 examples" in said
-
-
-@pytest.mark.parametrize("packing", [False, True])
-def test_tokens_of_an_earlier_version_are_kept_to_the_byte(bases, tmp_path, capsys, packing):
-    """All rows are tokenised again, which takes no GPU, and compared."""
-    talks = [*TALKS, ("x" * 60 + "?", "no")]  # the last has no room for an answer
-    made = cached(tmp_path, bases["causal_lm"], talks, packing=packing)
-    make_earlier(made.artifact.folder, 2**20)
-    before = contents(made.artifact.folder)
-    cached(tmp_path, bases["causal_lm"], talks, packing=packing)
-    assert contents(made.artifact.folder) == before
-    after = cached(tmp_path, bases["causal_lm"], talks[1:], packing=packing)
-    fresh = cached(tmp_path / "fresh", bases["causal_lm"], talks[1:], packing=packing)
-    assert after.artifact.files == fresh.artifact.files

@@ -49,7 +49,7 @@ def publish(written: Written, folder: Path) -> dict[str, bytes]:
     folder.mkdir(exist_ok=True)
     place(written, folder)
     none = type(written.series)(1, (), ())
-    write_index(folder, Index(8, "fp32", 1, (), KEYS[0], none, written.series))
+    write_index(folder, Index(8, "fp32", 1, (), KEYS[0], none, written.series, data_sha256=KEYS[0]))
     return {file: (folder / file).read_bytes() for file in written.paths}
 
 

@@ -110,33 +110,6 @@ def problems(text: str) -> PipelineError:
     return caught.value
 
 
-def publish_cache(based_on: str, dtype: str) -> None:
-    """What is made of a run: a base, and a cache in this type."""
-    with artifact.publish(Path("results/flowers/base"), "base") as draft:
-        draft.content = {"base": based_on}
-    with artifact.publish(Path("results/data/flowers/cache/64"), "cache") as draft:
-        draft.content = {"dtype": dtype}
-
-
-def test_a_cache_of_the_former_default_is_not_encoded_again_unasked() -> None:
-    """It says both values; given either, or made of another base, nothing is refused."""
-    real = FILE.replace("base: nano", "base: sdxl")
-    publish_cache("sdxl", "fp32")
-    found = problems(real)
-    assert "cache.dtype: results/data/flowers/cache/64 holds fp32" in found.what
-    assert "set cache.dtype: fp32 to keep what there is, or bf16" in found.hint
-    for dtype in ("fp32", "bf16"):
-        CONFIG.write_text(f"{real}cache: {{dtype: {dtype}}}\n", encoding="utf-8")
-        read_checked_runs(CONFIG)
-    for based_on, dtype in (("nano", "fp32"), ("sdxl", "bf16")):
-        publish_cache(based_on, dtype)
-        CONFIG.write_text(real, encoding="utf-8")
-        read_checked_runs(CONFIG)
-    publish_cache("nano", "fp32")
-    CONFIG.write_text(FILE, encoding="utf-8")
-    read_checked_runs(CONFIG)
-
-
 def test_a_right_file_is_answered_with_silence() -> None:
     """Of a preset, of a local model with names of its layers, of a hub id."""
     for text in (

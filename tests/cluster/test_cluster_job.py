@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from zerotrain.machine.ports import port_of_job
 from zerotrain.machine.slurm_job import Job, address_of_first, ask, runs, this_job
 from zerotrain.training.process import lock, machines
 from zerotrain.training.process.lock import take
-from zerotrain.training.process.lock_owner import LockOwner
+from zerotrain.training.process.lock_owner import this_process
 
 LINE = (
     "JobId=71 JobName=a b UserId=me(1) Priority=1 JobState={state} Reason=None Requeue=1 "
@@ -125,7 +125,8 @@ def test_that_slurm_does_not_know_a_job_counts_for_ones_own_alone(
 def held_on_another_machine(progress: Path, **changes: object) -> None:
     """A lock whose owner is a job on another machine."""
     values = {"host": "n9", "pid": 1, "started": 0.0, "job": "71", "cluster": "alps", **changes}
-    (progress / lock.LOCK).write_text(json.dumps(asdict(LockOwner(**values))))  # type: ignore[arg-type]
+    owner = replace(this_process(), **values)  # type: ignore[arg-type]
+    (progress / lock.LOCK).write_text(json.dumps(asdict(owner)))
 
 
 def test_the_lock_of_a_job_that_ended_is_taken_over(tmp_path: Path, slurm: Slurm) -> None:

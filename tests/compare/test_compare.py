@@ -125,7 +125,7 @@ def test_only_values_that_differ_are_listed():
     }
 
 
-def test_a_default_that_an_earlier_version_had_differs():
+def test_a_value_that_was_resolved_otherwise_differs():
     """run.yaml has the values that were resolved then; no configuration names this one."""
     file = Path("results/dogs/plain/launch/run.yaml")
     written = "nan_action: {value: stop, source: default}"

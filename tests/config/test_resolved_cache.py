@@ -10,7 +10,6 @@ from tests.builders.runs import make_config
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS, PRESETS
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import CacheSettings, LaunchSettings
-from zerotrain.pipeline.graph.parameters import as_json
 
 
 def make_run_of(family: str, base: str, **sections: Any) -> RunConfig:
@@ -40,14 +39,3 @@ def test_a_given_type_is_taken(base: str, dtype: str) -> None:
     assert stored_as(make_run_of("sdxl", base, cache={"dtype": dtype})) == {dtype}
     default = stored_as(make_run_of("sdxl", base))
     assert stored_as(make_run_of("sdxl", base, cache={"dtype": None})) == default
-
-
-@pytest.mark.parametrize("family", ["sdxl", "causal_lm"])
-def test_what_is_recorded_of_a_preset_is_what_earlier_versions_recorded(family: str) -> None:
-    """In the same order: Snakemake compares the text, and another one would encode again."""
-    cache = CacheSettings.of(make_run_of(family, "nano", cache={"max_sequence_length": None})).cache
-    recorded = (
-        "{'shard_size': 268435456, 'batch_size': None, 'dtype': 'fp32', "
-        "'max_sequence_length': None}"
-    )
-    assert repr(as_json(cache)) == recorded

@@ -58,7 +58,7 @@ def test_a_table_in_the_folder_is_used_and_unread_caption_files_are_mentioned(im
 
 @pytest.mark.parametrize("name", ["metadata.parquet", "metadata.json"])
 def test_a_later_form_of_table_is_read_in_a_folder_without_caption_files(images, found, name):
-    """In earlier versions caption files were read next to them."""
+    """Caption files go before them."""
     folder = images(a=None)
     row = {"image": "a.png", "prompt": "in the table"}
     if name == "metadata.json":

@@ -20,7 +20,7 @@ from tests.builders.runs import make_run
 from zerotrain.cache.layout import Entry
 from zerotrain.config.data import DataConfig
 from zerotrain.config.read import parse_config
-from zerotrain.data.dataset import IMAGES, Dataset, read_dataset
+from zerotrain.data.dataset import Dataset, read_dataset
 from zerotrain.data.files import DatasetFiles, walk
 from zerotrain.data.open import source_files
 from zerotrain.data.order import SampleOrder, repeat_in_rounds
@@ -62,7 +62,7 @@ def prepare(folders: Path, data: dict[str, Any]) -> Dataset:
 
 
 def test_samples_are_named_by_their_source(folders):
-    """With repeats and marks of their own; keys at their defaults are not in the manifest."""
+    """With repeats and marks of their own."""
     found = prepare(folders, sources(folders, max_pixels=64, is_regularisation_data=True))
     assert [(one.file, one.source, one.caption) for one in found.samples] == [
         *((f"cats/{number}.png", "cats", "a cat") for number in range(3)),
@@ -72,9 +72,6 @@ def test_samples_are_named_by_their_source(folders):
     assert [one.is_regularisation_data for one in found.samples] == [False] * 3 + [True] * 2
     assert [one.size for one in found.samples] == [(16, 16)] * 3 + [(8, 8)] * 2
     assert found.epoch_size == 11
-    first, *_, last = map(IMAGES.to_json, found.samples)
-    assert {*first} - {*last} == {"repeats"}
-    assert {*last} - {*first} == {"is_regularisation_data"}
 
 
 def test_a_list_of_one_source_encodes_what_its_folder_does(folders):

@@ -93,11 +93,3 @@ def test_more_processes_than_colours_are_named_by_the_table_alone(drawn: Drawn) 
     assert panel.table is not None
     assert len(panel.table.rows) == 8
     assert "The lines of more than 7 processes are not named; the table lists them." in panel.text
-
-
-def test_a_log_of_an_earlier_version_says_that_it_has_one_process_of_two(drawn: Drawn) -> None:
-    lines = [line("old", 1, [1.0], [0.0]), line("new", 2, [1.0, 1.0], [0.0, 0.0])]
-    [panel] = shown(lines, {"old": 2, "new": 2})
-    assert panel.text[-1].startswith("The log of old has the first process alone")
-    [panel] = shown(lines, {"old": 1, "new": 2})
-    assert not any("alone" in sentence for sentence in panel.text)

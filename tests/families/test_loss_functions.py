@@ -113,8 +113,8 @@ def test_flow_matching_weighs_the_costs_by_its_scheme(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("family", IMAGES)
-def test_l2_is_what_it_was_before_there_was_another(family: str) -> None:
-    """Its keys are no part of the objective, so that fingerprints of older progress hold."""
+def test_l2_has_no_keys_of_other_losses(family: str) -> None:
+    """They are part of the objective of another loss."""
     plain = TrainConfig().objective(family)
     assert not {"loss_type", "huber_c", "huber_schedule"} & plain.keys()
     other = TrainConfig(loss_type="l1").objective(family)

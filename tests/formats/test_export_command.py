@@ -15,6 +15,7 @@ from tests.formats.commands import run_command
 from tests.formats.conftest import ADAPTER, LAYERS
 
 from zerotrain import artifact
+from zerotrain.training.checkpointing.conditions import manifest_content
 
 run = partial(run_command, "export")
 
@@ -61,8 +62,13 @@ def test_a_rolling_checkpoint_is_exported_as_it_was_trained(checkpoint, base, tm
     progress = tmp_path / "results" / "tiny" / "plain" / "progress"
     rolling = shutil.copytree(checkpoint.checkpoint, progress / "step-00000012")
     config = checkpoint.config("fp32")
-    trained = {"family": "sdxl", "lora": config.adapter_values(), "long_captions": "chunk"}
-    (progress / "fingerprint.json").write_text(json.dumps(trained))
+    trained = {
+        "family": "sdxl", "lora": config.adapter_values(), "peft": None, "frozen_parameters": [],
+        "trainable_parameters": [], "long_captions": "chunk",
+    }  # fmt: skip
+    manifest = json.loads((rolling / "manifest.json").read_text())
+    manifest["content"] = manifest_content(trained)
+    (rolling / "manifest.json").write_text(json.dumps(manifest))
     document = json.loads((tmp_path / "run.yaml").read_text())
     document["lora"] |= {"alpha": 64.0}
     (tmp_path / "run.yaml").write_text(json.dumps(document))

@@ -20,7 +20,7 @@ PRIVATE = ("vae/notes.txt", "token", "unet/.env")
 
 
 def weights_with_notes(folder: Path) -> Path:
-    """Weights as an earlier version wrote them, notes among them."""
+    """Weights with notes among them."""
     with artifact.publish(folder, "weights") as draft:
         for name in (*OWN, *PRIVATE):
             (draft.folder / name).parent.mkdir(exist_ok=True)

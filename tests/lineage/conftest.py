@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
+from zerotrain.cache.layout import Entry, Index, Series, write_index
 from zerotrain.cli.inspection import trace as command
 from zerotrain.config.data import DataConfig
 from zerotrain.data.dataset import read_dataset
@@ -40,36 +41,36 @@ def published(
     return artifact.read(Path(folder), kind)
 
 
-def position(phase: str, step: int) -> str:
+def position(phase: str, step: int, **more: Any) -> str:
     """What checkpoint.json and state.json say, as far as a trace reads it."""
     return json.dumps(
         {"run": "cats", "phase": phase, "step": step, "samples": 2 * step, "optimizer": "adamw",
-         "param_groups": [{"lr": 0.001}], "engine": ENGINE}
+         "param_groups": [{"lr": 0.001}], "engine": ENGINE, **more}
     )  # fmt: skip
 
 
 def train(phase: str, steps: tuple[int, int], shared: dict[str, Artifact]) -> Artifact:
-    """A phase's launch, checkpoint, state and weights as earlier versions made them; the state."""
+    """A phase's launch, checkpoint, state and weights; returns the state."""
     run = {"preset": {"value": "torch"}, "learning_rate": {"value": 0.001},
            "start_step": {"value": steps[0]}, "until_step": {"value": steps[1]},
            "epoch_size": {"value": 3}}  # fmt: skip
     place, step = f"results/cats/{phase}", steps[1]
     launch = published(f"{place}/launch", "launch", {"run.yaml": json.dumps(run)}, {})
-    files = {"checkpoint.json": position(phase, step), "rank.safetensors": f"tensors of {step}"}
+    ran_on = {"cache": shared["cache"].identity}
+    files = {
+        "checkpoint.json": position(phase, step, ran_on=ran_on),
+        "rank.safetensors": f"tensors of {step}",
+    }
+    trains = {"start": shared["start"].identity if "start" in shared else None}
     parents = {**shared, "launch": launch}
-    checkpoint = published(f"{place}/checkpoint", "checkpoint", files, parents)
+    checkpoint = published(f"{place}/checkpoint", "checkpoint", files, parents, trains=trains)
     # A rolling checkpoint names no parents.
-    published(f"{place}/progress/step-{step}", "checkpoint", files, {})
+    published(f"{place}/progress/step-{step}", "checkpoint", files, {}, trains=trains)
     origin = {"base": shared["base"], "checkpoint": checkpoint}
     files = {"state.json": position(phase, step), "master.safetensors": f"master of {step}"}
     state = published(f"{place}/state", "state", files, origin)
     named = {"unet/model.safetensors": f"weights of {step}", "model_index.json": "{}"}
     published(f"{place}/weights", "weights", named, origin, family="sdxl", step=step, dtype="fp32")
-    trained_on = {
-        "cache": shared["cache"].identity,
-        "start": shared["start"].identity if "start" in shared else None,
-    }
-    artifact.write_json(Path(f"{place}/progress/fingerprint.json"), trained_on)
     return state
 
 
@@ -83,14 +84,23 @@ def build() -> None:
     data = DataConfig(images="photos", holdout=0.5)
     prepare_dataset(data, Path("results/data/cats"))
     dataset = artifact.read(Path("results/data/cats"), "dataset")
+    size = (64, 64)
     entries = [
-        {key: getattr(sample, key) for key in ("file", "image_sha256", "split")}
-        for sample in read_dataset(dataset.folder).samples
+        Entry(
+            *(one.file, one.image_sha256, one.caption_sha256, one.image_sha256),
+            *(one.caption_sha256, size, (0, 0), size, one.split),
+        )
+        for one in read_dataset(dataset.folder).samples
     ]
     base = published("results/cats/base", "base", {"unet/config.json": "{}"}, {}, family="sdxl")
-    files = {"index.json": json.dumps({"entries": entries}), "latents.safetensors": "latents"}
     parents = {"dataset": dataset, "base": base}
-    cache = published("results/data/cats/cache/64", "cache", files, parents, resolution=64)
+    with artifact.publish(Path("results/data/cats/cache/64"), "cache", parents=parents) as draft:
+        (draft.folder / "latents.safetensors").write_text("latents")
+        none = Series(1, (), ())
+        index = Index(64, "fp32", 1, entries, "0" * 64, none, none, data_sha256="0" * 64)
+        write_index(draft.folder, index)
+        draft.content = {"resolution": 64}
+    cache = artifact.read(Path("results/data/cats/cache/64"), "cache")
     state = train("plain", (0, 3), {"base": base, "cache": cache})
     train("offload", (3, 7), {"base": base, "cache": cache, "start": state})
     weights = artifact.read(Path("results/cats/offload/weights"), "weights")

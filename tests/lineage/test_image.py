@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.builders.datasets import edit_samples, to_earlier_form
+from tests.builders.datasets import edit_samples
 from tests.lineage.conftest import trace
 
 from zerotrain import artifact
 from zerotrain.artifact.columns import Columns
-from zerotrain.cache.layout import Entry
+from zerotrain.cache.layout import Entry, read_index, write_index
 from zerotrain.config.data import DataConfig
 from zerotrain.data.dataset import read_dataset
-from zerotrain.pipeline.lineage.image import IMAGES_OF_ENTRY, _seen_in_columns
+from zerotrain.pipeline.lineage.image import IMAGES_OF_ENTRY, _seen_in
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 RUN = "results/cats"
@@ -88,15 +89,6 @@ def test_a_dataset_that_has_lost_the_image_hides_nothing(chain: Path) -> None:
     found = uses(f"photos/{file}")
     assert found["datasets"] == {}
     assert len(found["weights"]) == 3
-
-
-def test_a_dataset_of_an_earlier_version_is_read(chain: Path) -> None:
-    """Its samples are in one JSON; what was made from it names the same identity."""
-    image = f"photos/{one_of('train')}"
-    before = uses(image)
-    to_earlier_form(Path("results/data/cats"))
-    assert uses(image) == before
-    assert trace(f"{RUN}/offload/weights")[0] == 0
 
 
 def test_weights_whose_chain_is_cut_are_named(chain: Path) -> None:
@@ -181,11 +173,14 @@ def test_a_conditioning_image_is_followed_as_an_image_is(chain: Path) -> None:
     found = uses("before/cat.ppm")
     assert found["datasets"] == {"results/data/edits": {"cat.ppm": "train"}}
     assert found["weights"] == []
-    path = Path("results/data/cats/cache/64/index.json")
-    index = json.loads(path.read_text(encoding="utf-8"))
-    entry = next(one for one in index["entries"] if one["file"] == "cat.ppm")
-    entry |= {"conditioning": "0" * 64, "conditioning_sha256": [found["sha256"]]}
-    path.write_text(json.dumps(index), encoding="utf-8")
+    cache = Path("results/data/cats/cache/64")
+    index = read_index(cache)
+    seen = {"conditioning": "0" * 64, "conditioning_sha256": (found["sha256"],)}
+    entries = [
+        replace(one, **seen) if one.file == "cat.ppm" else one  # type: ignore[arg-type]
+        for one in index.entries
+    ]
+    write_index(cache, replace(index, entries=entries))
     split = samples()["cat.ppm"]
     used = uses("before/cat.ppm")["weights"]
     assert [use["phases"][0]["samples"] for use in used] == [{"cat.ppm": split}] * 3
@@ -203,7 +198,7 @@ def test_an_image_is_found_in_the_columns_of_a_cache() -> None:
     columns = Columns.of(Entry, entries)
 
     def found(sha256: str) -> Any:
-        return _seen_in_columns(columns, IMAGES_OF_ENTRY, sha256)
+        return _seen_in(columns, IMAGES_OF_ENTRY, sha256)
 
     assert found(image) == {"a.png": "train", "c.png": "train"}
     assert found(other) == {"a.png": "train", "b.png": "holdout"}

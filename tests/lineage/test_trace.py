@@ -50,7 +50,8 @@ FILES = (
     *(f"{RUN}/{phase}/launch/run.yaml" for phase in PHASES),
     *(f"{RUN}/plain/state/state.json", f"{RUN}/plain/state/master.safetensors"),
     *(f"{RUN}/base/unet/config.json",),
-    *(f"results/data/cats/cache/64/{name}" for name in ("index.json", "latents.safetensors")),
+    *(f"results/data/cats/cache/64/{name}"
+      for name in ("index.json", "index.arrow", "latents.safetensors")),
     "results/data/cats/samples/samples.arrow",
     *(f"photos/{name}.{end}" for name in PHOTOS for end in ("ppm", "txt")),
 )  # fmt: skip
@@ -83,7 +84,7 @@ def test_a_whole_chain_reaches_the_images(chain: Path) -> None:
     code, said = trace(WEIGHTS)
     assert code == 0
     assert said.splitlines()[-1] == (
-        "whole: 9 folders, 14 files (4.2 kB) and 4 samples are what the manifests say"
+        "whole: 9 folders, 15 files (7.4 kB) and 4 samples are what the manifests say"
     )
     found = document()
     kinds = [entry["kind"] for entry in found["artifacts"]]
@@ -91,9 +92,10 @@ def test_a_whole_chain_reaches_the_images(chain: Path) -> None:
         *("weights", "checkpoint", "launch", "cache", "dataset", "source", "base"),
         *("state", "checkpoint", "launch"),
     ]
-    assert sum(entry["files"] for entry in found["artifacts"]) == 14
+    assert sum(entry["files"] for entry in found["artifacts"]) == 15
     assert found["artifacts"][1]["facts"] == {
         **{"run": "cats", "phase": "offload", "step": 7, "samples": 14, "optimizer": "adamw"},
+        "ran_on": {"cache": artifact.read(Path(FOLDERS[-1]), "cache").identity},
         **{"learning_rate": 0.001, "preset": "torch"},
     }
     assert "├─ launch: results/cats/offload/launch" in said
@@ -129,7 +131,7 @@ def test_a_trace_says_what_each_phase_and_the_cache_ran_on(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     plain = conftest.position
 
-    def position(phase: str, step: int) -> str:
+    def position(phase: str, step: int, **_: Any) -> str:
         versions = ("2.12.0",) if phase == "plain" else ("2.12.0", "2.13.0")
         return json.dumps({**json.loads(plain(phase, step)), **recorded(step, *versions)})
 
@@ -161,19 +163,17 @@ def test_a_trace_says_what_each_phase_and_the_cache_ran_on(tmp_path, monkeypatch
 
 
 def test_the_commit_of_a_checkpoint_is_in_its_records(chain: Path) -> None:
-    """Where they are; otherwise where earlier versions put it."""
+    """The source that published it."""
     facts = {one["path"]: one["facts"] for one in document()["artifacts"]}
     assert "commit" not in facts[f"{RUN}/plain/checkpoint"]
     said = {"commit": "0123456789abcdef", "code": "c0de"}
-    for made_by, records in (({}, said), (said, {})):
-        folder = Path("results/hand")
-        with artifact.publish(folder, "checkpoint", made_by=made_by) as draft:
-            (draft.folder / "checkpoint.json").write_text(conftest.position("plain", 3))
-            if records:
-                (draft.folder / "records").mkdir()
-                artifact.write_json(draft.folder / "records" / "made_by.json", records)
-        found = artifact.read(folder, "checkpoint")
-        assert {key: facts_of(found)[key] for key in said} == said
+    folder = Path("results/hand")
+    with artifact.publish(folder, "checkpoint") as draft:
+        (draft.folder / "checkpoint.json").write_text(conftest.position("plain", 3))
+        (draft.folder / "records").mkdir()
+        artifact.write_json(draft.folder / "records" / "made_by.json", said)
+    found = artifact.read(folder, "checkpoint")
+    assert {key: facts_of(found)[key] for key in said} == said
 
 
 def broken(file: Path) -> Iterator[str]:
@@ -335,7 +335,7 @@ def test_the_weights_own_manifest_may_be_gone(chain: Path) -> None:
     ("folder", "parent"),
     [
         (WEIGHTS, "checkpoint"), (WEIGHTS, "base"), (f"{RUN}/plain/state", "checkpoint"),
-        *((f"{RUN}/offload/checkpoint", name) for name in ("launch", "base", "cache", "start")),
+        *((f"{RUN}/offload/checkpoint", name) for name in ("base", "cache", "start")),
         *(("results/data/cats/cache/64", name) for name in ("dataset", "base")),
     ],
 )  # fmt: skip
@@ -512,7 +512,7 @@ def test_a_file_that_no_manifest_lists_is_reported(chain: Path) -> None:
 
 
 def test_exported_files_and_rolling_checkpoints_are_traced(chain: Path) -> None:
-    """An export by its weights; a rolling checkpoint by the fingerprint of its progress."""
+    """An export by its weights; a rolling checkpoint by what it records."""
     assert len(document("results/single")["artifacts"]) == 11
     rolling = f"{RUN}/offload/progress"
     found = document(f"{rolling}/step-7")
@@ -520,8 +520,6 @@ def test_exported_files_and_rolling_checkpoints_are_traced(chain: Path) -> None:
     assert {parent["name"]: parent["how"] for parent in found["artifacts"][0]["parents"]} == {
         "launch": "beside", "base": "beside", "cache": "beside", "start": "beside",
     }  # fmt: skip
-    Path(rolling, "fingerprint.json").unlink()
-    assert named(f"{rolling}/step-7") == [("unknown", f"{rolling}/fingerprint.json")] * 2
 
 
 def test_a_rolling_checkpoint_says_itself_what_it_was_trained_on(chain: Path) -> None:
@@ -530,7 +528,6 @@ def test_a_rolling_checkpoint_says_itself_what_it_was_trained_on(chain: Path) ->
     cache = artifact.read(Path("results/data/cats/cache/64"), "cache").identity
     start = artifact.read(Path(f"{RUN}/plain/state"), "state").identity
     progress = Path(f"{RUN}/offload/progress")
-    (progress / "fingerprint.json").unlink()
     said = {**json.loads(conftest.position("offload", 7)), "ran_on": {"cache": cache}}
     with artifact.publish(progress / "step-7", "checkpoint") as draft:
         (draft.folder / "checkpoint.json").write_text(json.dumps(said))

@@ -80,5 +80,5 @@ def test_the_next_shard_is_encoded_while_one_is_written(tmp_path, monkeypatch):
     ],
 )
 def test_a_gpu_encodes_several_images_at_a_time(side, gpu_bytes, images):
-    """On a CPU the number is that of earlier versions."""
+    """By its memory; on a CPU by the size of the images alone."""
     assert batch_size((side, side), gpu_bytes) == images

@@ -42,7 +42,7 @@ from zerotrain.state.state import State
 
 EXTRA = {"vae/config.json": "{}", "tokenizer/vocab.json": "[]"}
 PRIVATE = "scheduler/notes.txt"
-"""In a base that an earlier version published."""
+"""A file of a base that no library loads."""
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_what_it_ran_on_travels_into_state_weights_and_every_form(
 
 
 def test_the_readme_makes_images_of_the_trained_size(export: Export, trained: Trained) -> None:
-    """Not of the base model's own; a checkpoint of an earlier version says none."""
+    """Not of the base model's own; without one there is none."""
     export.settings = {"train": {"resolution": 64}}
     export(trained)
     readme = (export.weights / "README.md").read_text()

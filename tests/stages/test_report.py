@@ -202,7 +202,7 @@ def test_the_four_questions_have_their_order(settings, tmp_path):
 
 
 def test_what_is_missing_is_said(settings, tmp_path):
-    """A run without logs, launches, checkpoints and dataset, as of earlier versions."""
+    """A run without logs, launches, checkpoints and dataset."""
     text = show(settings, [phase(tmp_path / "plain", step=3)], tmp_path).text
     for sentence in (
         "Phase plain: evaluated, and nothing was measured.",
@@ -426,7 +426,7 @@ def test_the_page_says_what_is_exact_and_what_changed(settings, tmp_path):
 
 
 def test_a_page_without_changes_or_records_has_no_table_of_them(settings, tmp_path):
-    """One phase that recorded what it ran on, one that an earlier version trained."""
+    """One phase that recorded what it ran on, one that did not."""
     folders = [trained(tmp_path / "plain", 3), trained(tmp_path / "offload", 7, ran_on=RAN_ON)]
     text = show(settings, folders, tmp_path).text
     assert "plain not recorded offload all steps" in text
@@ -434,18 +434,13 @@ def test_a_page_without_changes_or_records_has_no_table_of_them(settings, tmp_pa
     assert "phase offload device NVIDIA H100 80GB HBM3, driver 570.86 threads" in text
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_the_commit_is_in_the_records_or_where_earlier_versions_put_it(
-    settings, tmp_path, recorded
-):
+def test_the_commit_is_in_the_records(settings, tmp_path):
     only = phase(tmp_path / "plain", step=3)
     said = {"commit": "0123456789abcdef", "code": "c0de"}
-    made_by = {"commit": "old"} if recorded else said
-    with artifact.publish(only / "checkpoint", "checkpoint", made_by=made_by) as draft:
+    with artifact.publish(only / "checkpoint", "checkpoint") as draft:
         (draft.folder / "state.json").write_text("{}")
-        if recorded:
-            (draft.folder / "records").mkdir()
-            artifact.write_json(draft.folder / "records" / "made_by.json", said)
+        (draft.folder / "records").mkdir()
+        artifact.write_json(draft.folder / "records" / "made_by.json", said)
     text = show(settings, [only], tmp_path).text
     assert "commit 0123456789" in text
 

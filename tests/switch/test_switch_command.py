@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -40,9 +41,10 @@ from zerotrain.pipeline.switch import (
     point as switch_point,
 )
 from zerotrain.training.checkpointing import set_aside
+from zerotrain.training.checkpointing.progress_folder import step_folder
 from zerotrain.training.process import stop
 from zerotrain.training.process.lock import read_owner
-from zerotrain.training.process.lock_owner import LockOwner
+from zerotrain.training.process.lock_owner import this_process
 from zerotrain.training.process.stop import stop_training
 
 pytestmark = pytest.mark.usefixtures("project")
@@ -385,7 +387,7 @@ def test_the_snakemake_above_a_training_is_waited_for() -> None:
     ) as caller:
         assert caller.stdout
         pid = int(caller.stdout.readline())
-        trainer = LockOwner(socket.gethostname(), pid, psutil.Process(pid).create_time(), "")
+        trainer = replace(this_process(), pid=pid, started=psutil.Process(pid).create_time())
         assert [p.pid for p in stop._snakemakes_above(trainer)] == [caller.pid]
         os.kill(pid, signal.SIGKILL)
     assert stop._snakemakes_above(trainer) == []
@@ -397,11 +399,10 @@ def test_progress_of_other_making_is_refused() -> None:
     config = read_config(Path("config/flowers.yaml"))
     progress = save("plain", 100)
     present = switch_checks.read_present(config, config.phases[0]).trains
-    path = progress / "fingerprint.json"
-
-    artifact.write_json(path, present)
+    newest = step_folder(progress, 100)
+    publish_checkpoint(newest, 100, trains=present)
     switch_checks.check_same_launch(config, config.phases[0])
-    artifact.write_json(path, {**present, "learning_rate": 7})
+    publish_checkpoint(newest, 100, trains={**present, "learning_rate": 7})
     said = refusals.refusal(switch_checks.check_same_launch, config, config.phases[0])
     assert said.startswith(f"ERROR: {progress}: was trained with other values than plain has now (")
     assert "learning_rate" in said

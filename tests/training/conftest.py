@@ -25,6 +25,7 @@ from tests.training.kill_point import KillPoint
 from tests.training.matrix import export_state
 
 from zerotrain import artifact
+from zerotrain.cache.drawn_digest import drawn_digest
 from zerotrain.cache.layout import LATENTS, TEXT, Entry, Index, write_index
 from zerotrain.cache.writer import StoredShards, place, write_series
 from zerotrain.config.launch import LaunchConfig
@@ -316,7 +317,10 @@ def write_cache(
     with artifact.publish(folder, "cache") as draft:
         for one in written:
             draft.known |= place(one, draft.folder)
-        index = Index(64, "fp32", 1, entries, key(99), written[0].series, written[1].series)
+        index = Index(
+            *(64, "fp32", 1, entries, key(99), written[0].series, written[1].series),
+            data_sha256=drawn_digest(entries, "fp32", None),
+        )
         write_index(draft.folder, index)
 
 

@@ -32,26 +32,20 @@ def trains(phase: ResolvedPhase) -> dict[str, Any]:
     return json.loads(json.dumps(found))
 
 
-def save(progress: Path, *steps: int, phase: ResolvedPhase = PHASE, text: str = "") -> None:
-    """Publish rolling checkpoints that were trained with the values of a phase."""
+def save(
+    progress: Path,
+    *steps: int,
+    phase: ResolvedPhase = PHASE,
+    text: str = "",
+    values: dict[str, Any] | None = None,
+) -> None:
+    """Publish rolling checkpoints that were trained with the values of a phase, or with others."""
     for step in steps:
         with artifact.publish(step_folder(progress, step), "checkpoint") as draft:
-            draft.content = {"trains": trains(phase)}
+            draft.content = conditions.manifest_content(values or trains(phase))
             ran_on = {"cache": CACHE, "code": "1" * 64}
             artifact.write_json(draft.folder / "checkpoint.json", {"step": step, "ran_on": ran_on})
             (draft.folder / "rank-00000-00000.safetensors").write_text(f"{text} {step}")
-
-
-def save_before(progress: Path, step: int, phase: ResolvedPhase = PHASE, **more: Any) -> None:
-    """A rolling checkpoint of an earlier version, and its fingerprint."""
-    with artifact.publish(step_folder(progress, step), "checkpoint") as draft:
-        artifact.write_json(draft.folder / "checkpoint.json", {"step": step})
-    moved = {"gradient_checkpointing": phase.train.gradient_checkpointing}
-    moved |= {"micro_batch_size": phase.derived.micro_batch_size}
-    moved |= {"gradient_accumulation_steps": 1, "num_cpu_threads_per_process": 8}
-    found = trains(phase) | moved | {"code": "0" * 64, "cache": CACHE} | more
-    del found["data"]
-    artifact.write_json(progress / "fingerprint.json", found)
 
 
 def start(progress: Path, phase: ResolvedPhase = PHASE, **other: Any) -> str:
@@ -59,7 +53,7 @@ def start(progress: Path, phase: ResolvedPhase = PHASE, **other: Any) -> str:
     held = take(progress)
     try:
         complete_moves(progress)
-        return "\n".join(prepare_progress_folder(progress, trains(phase) | other, phase, CACHE))
+        return "\n".join(prepare_progress_folder(progress, trains(phase) | other, phase))
     finally:
         held.release()
 
@@ -123,16 +117,12 @@ ADVICE = {
 
 @pytest.mark.parametrize("change", ADVICE.values(), ids=ADVICE.keys())
 def test_what_messages_advise_discards_nothing(change: dict[str, Any], progress: Path) -> None:
-    """The half-trained phase keeps its checkpoints, also those of an earlier version."""
+    """The half-trained phase keeps its checkpoints."""
     phase = PHASE.with_values(use_ema=True)
     advised = phase.with_values(**change)
     save(progress, 100, phase=phase)
     assert start(progress, advised) == ""
     assert saved_steps(progress) == [100]
-    older = progress.parent.parent / "older" / "progress"
-    save_before(older, 100, phase)
-    assert start(older, advised) == ""
-    assert saved_steps(older) == [100]
 
 
 def test_an_edit_sets_the_steps_aside_and_says_what_differs(progress: Path) -> None:
@@ -181,42 +171,16 @@ def test_data_base_and_start_count_as_edits(data: str, progress: Path) -> None:
     save(progress, 250)
     found = set_aside.read_recorded(progress, 300)
     assert found
-    assert found[1]
-    present = trains(PHASE) | {data: "e" * 64}
-    changed = conditions.changes(found[1], present, "another cache")
+    changed = conditions.changes(found[1], trains(PHASE) | {data: "e" * 64})
     old = "none" if data in ("start", "lora") else f"{data[0]}" * 12
     assert conditions.format_changes(changed) == [f"{data} {old} -> {'e' * 12}"]
 
 
-def test_another_encoding_of_the_same_data_is_no_edit(progress: Path) -> None:
-    """A cache that was encoded by other code has another identity, and the same data."""
-    save(progress, 250)
-    assert prepare_progress_folder(progress, trains(PHASE), PHASE, "another cache") == []
-
-
-def test_another_cache_of_an_earlier_version_is_refused(progress: Path) -> None:
-    """It recorded the cache alone, whose bytes an upgrade keeps: its data may be others."""
-    save_before(progress, 100)
-    present = trains(PHASE) | {"data": "e" * 64}
-    assert prepare_progress_folder(progress, present, PHASE, CACHE) == []
-    error = refused(prepare_progress_folder, progress, present, PHASE, "f" * 64)
-    assert f"(cache {'c' * 12} -> {'f' * 12})" in error.what
-    assert "train.on_change: continue" in error.hint
-    assert saved_steps(progress) == [100]
-    (said,) = prepare_progress_folder(
-        progress, present, PHASE.with_values(on_change="continue"), "f" * 64
-    )
-    assert f"data {'c' * 12} -> {'e' * 12}" in said
-    set_aside.write_accepted(progress, present)
-    assert "accepted" in prepare_progress_folder(progress, present, PHASE, "f" * 64)[0]
-
-
 def test_keys_that_did_not_exist_count_as_their_defaults(progress: Path) -> None:
     """An upgrade adds keys: at their default they are no edit, at another value they are."""
-    save_before(progress, 100)
-    fingerprint = json.loads((progress / "fingerprint.json").read_text())
-    del fingerprint["peft"], fingerprint["trainable_parameters"], fingerprint["optimizer_args"]
-    artifact.write_json(progress / "fingerprint.json", fingerprint)
+    found = trains(PHASE)
+    del found["peft"], found["trainable_parameters"], found["optimizer_args"]
+    save(progress, 100, values=found)
     assert start(progress) == ""
     said = start(progress, PHASE.with_values(trainable_parameters=["norm"]))
     assert 'trainable_parameters [] -> ["norm"]' in said
@@ -317,38 +281,6 @@ def test_a_move_that_was_killed_is_completed(
         left = {one.name.partition("-")[0] for one in progress.parent.iterdir()}
         assert left <= {"progress", "progress.stale"}
     assert not aside(progress)
-
-
-def test_a_fingerprint_that_is_gone_or_cut_short_restarts_nothing(progress: Path) -> None:
-    """An earlier version rewrote it at each start; one sentence, and a way on."""
-    for text in (None, "", '{"seed": 7, "lear', "[1]", "\0" * 9):
-        save_before(progress, 100)
-        file = progress / "fingerprint.json"
-        file.unlink() if text is None else file.write_text(text)
-        error = refused(start, progress)
-        assert f"{progress}: fingerprint.json is missing or damaged" in error.what
-        assert "train.on_change: continue" in error.hint
-        assert "resumes" in start(progress, PHASE.with_values(on_change="continue"))
-        assert saved_steps(progress) == [100]
-
-
-def test_an_accept_of_an_earlier_version_holds(progress: Path) -> None:
-    """It accepted whatever the values are at the next start."""
-    save_before(progress, 100)
-    artifact.write_json(progress / "fingerprint.json", {"accepted": True})
-    assert "resumes" in start(progress, EDITED)
-
-
-def test_what_an_earlier_version_set_aside_stays_there(progress: Path) -> None:
-    """It never comes back by itself; what this version set aside of its steps does."""
-    stale = progress.with_name("progress.stale-0123456789ab")
-    save_before(stale, 100)
-    assert start(progress) == ""
-    assert aside(progress) == [stale]
-    save_before(progress, 100)
-    start(progress, EDITED)
-    assert "is taken back, with its 100 steps" in start(progress)
-    assert aside(progress) == [stale]
 
 
 def test_damaged_checkpoints_of_a_restart_are_kept(progress: Path) -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import DiskError
 from zerotrain.training.process import lock
 from zerotrain.training.process.lock import hold_writer, read_owner, take
-from zerotrain.training.process.lock_owner import LockOwner
+from zerotrain.training.process.lock_owner import LockOwner, this_process
 
 TAKERS, ROUNDS = 8, 20
 SECONDS = 60
@@ -56,8 +56,8 @@ def held_by(folder: Path, **changes: Any) -> LockOwner:
     """Write a lock as another owner would have left it; by default of a running process, us."""
     pid = changes.get("pid", os.getpid())
     started = psutil.Process(pid).create_time() if psutil.pid_exists(pid) else 1.0
-    values = {"host": socket.gethostname(), "pid": pid, "started": started, "job": ""}
-    owner = LockOwner(**values | changes)
+    values = {"host": socket.gethostname(), "pid": pid, "started": started, "job": "", "lease": 0.0}
+    owner = replace(this_process(), **values | changes)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / lock.LOCK).write_text(json.dumps(asdict(owner)))
     return owner

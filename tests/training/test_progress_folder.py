@@ -13,6 +13,7 @@ from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.state.checkpoint import write_position
 from zerotrain.training.checkpointing import progress_folder
+from zerotrain.training.checkpointing.conditions import manifest_content
 from zerotrain.training.checkpointing.progress_folder import (
     clear_leftovers,
     newest_intact,
@@ -89,6 +90,7 @@ def save_with_records(progress: Path, *steps: int) -> None:
         log += f'{{"step": {step}}}\n'
         with artifact.publish(step_folder(progress, step), "checkpoint") as draft:
             write_position(draft.folder, make_position(1), {}, [], [])
+            draft.content = manifest_content({})
             (draft.folder / "records").mkdir()
             for name, text in (("metrics.jsonl", log), ("pending.json", "{}\n")):
                 (draft.folder / "records" / name).write_text(text)

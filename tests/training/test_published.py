@@ -51,13 +51,6 @@ class Published:
         """The bytes of its manifest."""
         return (self.output / MANIFEST).read_bytes()
 
-    def as_of_before(self) -> None:
-        """Make it what an earlier version published: no values, the commit in its manifest."""
-        manifest = json.loads(self.manifest())
-        del manifest["content"]["trains"]
-        manifest["made_by"] |= {"code": "0" * 64, "commit": "be226e0"}
-        artifact.write_json(self.output / MANIFEST, manifest)
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, inputs: Path, server: Any) -> Path:
@@ -180,58 +173,3 @@ def test_one_that_ended_early_continues_to_a_later_end(phase: Published) -> None
         phase.keep(6, on_change="stop")
     assert not phase.keep(6, on_change="continue")
     assert saved_steps(phase.progress) == [3]
-
-
-def test_what_an_earlier_version_says_is_compared(
-    phase: Published, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Optimizer, schedule, seed, learning rate, data, base: an edit of one is seen at once."""
-    phase.as_of_before()
-    before = phase.manifest()
-    shutil.rmtree(phase.progress)
-    edits: dict[str, dict[str, Any]] = {
-        "learning_rate": {"learning_rate": 1e-4},
-        "seed": {"seed": 8},
-        "lr_scheduler": {"lr_scheduler": "linear"},
-        "optimizer": {"optimizer": "adam"},
-        "global_batch_size": {"global_batch_size": 2},
-    }
-    for key, edit in edits.items():
-        with pytest.raises(PipelineError, match=f"{key}.* -> "):
-            phase.keep(**edit, on_change="stop")
-    assert not phase.progress.exists()
-    assert not phase.keep(on_change="continue", **edits["seed"])
-    assert saved_steps(phase.progress) == [3]
-    phase.training.prepare("plain")
-    assert "continues from step 3 with other values (seed 7 -> 8)" in capsys.readouterr().err
-    shutil.rmtree(phase.progress)
-    assert phase.manifest() == before
-    assert not phase.keep(**edits["learning_rate"])
-    assert "at step 3 -> 0.0001): they are moved to" in capsys.readouterr().err
-    assert saved_steps(phase.progress) == []
-
-
-@pytest.mark.parametrize("parent", ["base", "cache"])
-def test_other_inputs_of_an_earlier_version_are_compared(phase: Published, parent: str) -> None:
-    """By their identities, which an upgrade keeps."""
-    phase.as_of_before()
-    manifest = json.loads(phase.manifest())
-    manifest["parents"][parent]["identity"] = "f" * 64
-    artifact.write_json(phase.output / MANIFEST, manifest)
-    shutil.rmtree(phase.progress)
-    with pytest.raises(PipelineError, match=f"{'f' * 12} -> "):
-        phase.keep(on_change="stop")
-
-
-def test_one_of_an_earlier_version_is_kept(phase: Published) -> None:
-    """With or without its progress, byte for byte; an edit after that is seen."""
-    phase.as_of_before()
-    before = phase.manifest()
-    phase.publish()
-    assert phase.manifest() == before
-    shutil.rmtree(phase.progress)
-    assert phase.keep()
-    assert phase.keep(gradient_checkpointing=True)
-    assert phase.manifest() == before
-    with pytest.raises(PipelineError, match=r"learning_rate 0\.001 -> 0\.0001"):
-        phase.keep(learning_rate=1e-4, on_change="stop")

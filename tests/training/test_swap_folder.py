@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -86,7 +85,7 @@ def test_a_dead_owners_folder_is_cleared_at_any_start(tmp_path: Path, dead: Lock
 def test_a_living_owners_folder_is_untouched(tmp_path: Path, sleeper) -> None:
     """Until its process has ended."""
     started = psutil.Process(sleeper.pid).create_time()
-    owner = LockOwner(socket.gethostname(), sleeper.pid, started, "")
+    owner = replace(this_process(), pid=sleeper.pid, started=started)
     folder = left_by(tmp_path, "zerotrain-a-b-x1", owner)
     assert clear_dead(tmp_path) == []
     assert (folder / "zero_stage_3" / "optimizer" / "0_2.tensor.swp").exists()

@@ -60,8 +60,8 @@ def test_lock_is_removed_when_the_question_is_answered_so(
 
 
 def test_without_a_terminal_only_yes_removes_a_lock(tmp_path: Path, monkeypatch) -> None:
-    """A script does not answer by accident; a lock of an earlier version has no signs."""
-    held(tmp_path, lease=0.0)
+    """A script does not answer by accident."""
+    held(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     with pytest.raises(PipelineError, match="not removed without confirmation") as caught:
         unlock(tmp_path, yes=False)

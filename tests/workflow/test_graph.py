@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 
@@ -214,22 +212,6 @@ def test_graph_length_of_captions_is_planned_with_again_by_auto_alone(project):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launch", ["auto", "zero2_offload"])
-def test_graph_length_of_captions_that_was_not_recorded_trains_nothing_again(project, launch):
-    """As earlier versions recorded it for no launch: files are rendered again, as after any edit
-    of the rule."""
-    both(SD3, CAPTIONS)(project)
-    config("launch: zero2_offload", f"launch: {launch}")(project)
-    rule, now = "rules/render_launch.smk", '**PARAMETERS.settings("render_launch")'
-    earlier = f"**dict(list({now[2:]}.items())[:-1])"
-    project.edit(rule, now, earlier)
-    project.build("train")
-    assert project.planned("train") == NOTHING
-    project.edit(rule, earlier, now)
-    assert project.planned("train") == RENDERING
-
-
-@pytest.mark.slow
 def test_graph_code_is_trained_again_where_that_is_asked_for(built):
     """`code_changes: rerun`: of the code that decides numbers, and of nothing that only shows."""
     RERUN(built)
@@ -385,30 +367,6 @@ def test_graph_touched_files_rerun_nothing(built_on_folder):
         for path in (built_on_folder.folder / folder).rglob("*"):
             path.touch()
     assert built_on_folder.planned("train") == NOTHING
-
-
-def test_graph_dataset_of_an_earlier_version(built):
-    """It had every file as an input. The same files make no work, whatever their times; an edited
-    one, an added one and a removed one are named."""
-    for record in (built.folder / ".snakemake/metadata").iterdir():
-        found = json.loads(record.read_text())
-        if found["rule"] == "prepare_dataset":
-            photos = sorted(path for path in (built.folder / "photos").iterdir())
-            names = [f"photos/{path.name}" for path in photos]
-            sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in photos]
-            found |= {"input": names, "input_checksums": dict(zip(names, sums, strict=True))}
-            record.write_text(json.dumps(found))
-    shutil.rmtree(built.folder / "results/data/tiny/.files")
-    assert built.planned("train") == NOTHING
-    for path in (built.folder / "photos").iterdir():
-        path.touch()
-    assert built.planned("train") == NOTHING
-    (built.folder / "photos/cat.txt").write_text("a cat that sleeps")
-    (built.folder / "photos/cow.png").write_bytes(b"pixels of a cow")
-    (built.folder / "photos/cow.txt").write_text("a cow")
-    said = built.must("snakemake", "-n", "train")
-    assert "changed: photos/cat.txt; new: photos/cow.png, photos/cow.txt" in said
-    assert built.planned("train") == without_zeros(BUT_THE_BASE)
 
 
 @pytest.mark.slow

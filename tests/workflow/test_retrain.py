@@ -80,8 +80,8 @@ def test_retrain_one_phase(built):
     assert "nothing is trained yet" in retrain(built, "tiny", "--phase", "offload")
 
 
-def test_retrain_checkpoint_without_a_record_is_of_an_earlier_version(built):
-    """As those of versions that recorded it in another place, and a record that is cut short."""
+def test_retrain_checkpoint_without_a_readable_record_is_reported(built):
+    """One whose record is gone, and one whose record is cut short."""
     for name, content in (("plain", None), ("offload", "{")):
         record = built.folder / "results/tiny" / name / "checkpoint/records/made_by.json"
         record.unlink() if content is None else record.write_text(content)

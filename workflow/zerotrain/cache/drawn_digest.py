@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from zerotrain.artifact import streamed_digest
-from zerotrain.cache.layout import OPTIONAL, Entry
+from zerotrain.cache.layout import Entry
 
 OTHERS = (
     *("repeats", "share", "other_captions_sha256", "other_crops"),
@@ -34,9 +34,6 @@ def drawn_digest(entries: Iterable[Entry], dtype: Any, max_sequence_length: Any)
 
 
 def _drawn(entry: Entry) -> list[Any]:
-    # Left out at their defaults, as digests of earlier versions have no such values.
-    others = {name: getattr(entry, name) for name in OTHERS}
-    changed = {name: value for name, value in others.items() if value != OPTIONAL[name]}
     return [
         entry.image_sha256,
         entry.caption_sha256,
@@ -45,5 +42,5 @@ def _drawn(entry: Entry) -> list[Any]:
         entry.target_size,
         entry.flipped is not None,
         entry.conditioning_sha256,
-        *([changed] if changed else []),
+        *(getattr(entry, name) for name in OTHERS),
     ]

@@ -13,8 +13,7 @@ from zerotrain.artifact import digest
 from zerotrain.data.buckets import View
 
 FORMAT = 2
-"""Part of every key: increase it when equal keys would have different numbers. Keys of format 1 had
-a digest of code; `earlier` recognises their content."""
+"""Part of every key: increase it when equal keys would have different numbers."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,8 @@ def latents_key(
         flipped: Whether the mirror image is encoded.
         background: The colour behind transparent pixels, if there are any and it is not white.
     """
-    cut: tuple[object, object] = (view.box, view.size)
-    if view.is_square:
-        cut = (view.box[:3], view.size[0])  # left, top and side, as before there were others
-    behind = [background] if background else []
-    return digest(["latents", FORMAT, image_sha256, *cut, asdict(encoder), flipped, *behind])
+    cut = view.box, view.size
+    return digest(["latents", FORMAT, image_sha256, *cut, asdict(encoder), flipped, background])
 
 
 def mask_key(mask_sha256: str, latents: str) -> str:
@@ -89,8 +85,6 @@ def pixels_digest(images: Sequence[tuple[str, View]]) -> str:
         images: Digest and encoded part of each image, in order; all parts are of one size.
     """
     [size] = {view.size for _, view in images}
-    if all(view.is_square for _, view in images):  # as before there were others
-        return digest([[(sha256, view.box[:3]) for sha256, view in images], size[0]])
     return digest([[(sha256, view.box) for sha256, view in images], size])
 
 

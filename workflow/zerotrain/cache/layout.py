@@ -1,8 +1,7 @@
 """The format of a cache folder: its index, and the assignment of keys to shards.
 
 index.json lists the series with their shards, and index.arrow has a row for each sample
-(artifact.columns), which is mapped and not loaded. An index of format 1, of earlier versions, lists
-the samples in index.json; it is read, and stays as it is until the cache changes.
+(artifact.columns), which is mapped and not loaded.
 """
 
 from __future__ import annotations
@@ -15,19 +14,17 @@ from typing import Any, Literal, TypeVar
 from zerotrain.artifact import check_name, file_sha256, write_json
 from zerotrain.artifact.columns import Columns, read_columns
 from zerotrain.artifact.documents import read_object
-from zerotrain.data.dataset import with_tuples
 
 T = TypeVar("T")
 
 KIND = "cache"
-FORMAT = 1
-"""Format of an index in one JSON file; the format of the keys is in `keys`."""
-COLUMNAR = 2
-"""Format of an index whose samples are in COLUMNS."""
+FORMAT = 2
+"""Format of the indexes of samples and of prompts; the format of the keys is in `keys`."""
 
 INDEX = "index.json"
 COLUMNS = "index.arrow"
 COLUMNS_SHA256 = "columns_sha256"
+DATA_SHA256 = "data_sha256"
 LATENTS, TEXT, CONDITIONING, MASKS = "latents", "text", "conditioning", "masks"
 """The series of shards; the last two only for data with conditioning images, and with masks."""
 
@@ -129,8 +126,8 @@ class Index:
     text: Series
     conditioning: Series | None = None
     masks: Series | None = None
-    data_sha256: str | None = field(default=None, compare=False)
-    """Digest of what a training draws (cache.drawn_digest); not in format 1."""
+    data_sha256: str = field(kw_only=True)
+    """Digest of what a training draws (cache.drawn_digest)."""
 
 
 def shard_file(series: str, number: int, count: int) -> str:
@@ -177,40 +174,26 @@ def key_of(name: str) -> str:
 
 def write_index(folder: Path, index: Index) -> None:
     """Write index.json and index.arrow."""
-    head = {**_head(index), "data_sha256": index.data_sha256}
+    head = asdict(replace(index, entries=()))
+    del head["entries"]
+    for name in (CONDITIONING, MASKS):
+        if head[name] is None:
+            del head[name]
     write_records(folder, head, Columns.of(Entry, index.entries))
 
 
-def write_json_index(folder: Path, index: Index) -> None:
-    """Write an index of format 1: index.json alone."""
-    entries = [
-        {name: v for name, v in asdict(entry).items() if v != OPTIONAL.get(name, MISSING)}
-        for entry in index.entries
-    ]
-    write_json(folder / INDEX, {"format": FORMAT, **_head(index), "entries": entries})
-
-
-def _head(index: Index) -> dict[str, Any]:
-    found = asdict(replace(index, entries=()))
-    del found["entries"], found["data_sha256"]
-    for name in (CONDITIONING, MASKS):
-        if found[name] is None:
-            del found[name]
-    return found
-
-
 def read_index(folder: Path) -> Index:
-    """Read an index of either format.
+    """Read an index.
 
     Raises:
         OSError: a file is missing.
-        ValueError: it is not an index of a known format.
+        ValueError: it is not an index of this format.
     """
 
     def parse(found: dict[str, Any]) -> Index:
         names = (LATENTS, TEXT, CONDITIONING, MASKS)
         series = {name: parse_series(found[name]) for name in names if name in found}
-        entries = take_records(folder, found, "entries", Entry)
+        entries = take_records(folder, found, Entry)
         return Index(**{**found, **series, "entries": entries})
 
     return read_document(folder / INDEX, parse)
@@ -220,31 +203,28 @@ def write_records(folder: Path, head: Mapping[str, Any], records: Columns[Any]) 
     """Write an index of images or text: its records as columns, the rest as index.json."""
     records.write(folder / COLUMNS)
     sha256 = file_sha256(folder / COLUMNS)
-    write_json(folder / INDEX, {"format": COLUMNAR, **head, COLUMNS_SHA256: sha256})
+    write_json(folder / INDEX, {"format": FORMAT, **head, COLUMNS_SHA256: sha256})
 
 
-def take_records(folder: Path, found: dict[str, Any], name: str, record: type[T]) -> Columns[T]:
-    """Take the records out of a parsed index.json of format 1; of format 2, map index.arrow."""
-    if found.pop(COLUMNS_SHA256, None) is not None:
-        return read_columns(folder / COLUMNS, record)
-    return Columns.of(record, [record(**with_tuples(one)) for one in found.pop(name)])
+def take_records(folder: Path, found: dict[str, Any], record: type[T]) -> Columns[T]:
+    """Map the records of a parsed index.json, and take the digest of their file out of it."""
+    del found[COLUMNS_SHA256]
+    return read_columns(folder / COLUMNS, record)
 
 
-def is_columnar(folder: Path) -> bool:
-    """Return whether a readable index has columns, which must be those that index.json names.
+def check_columns(folder: Path) -> None:
+    """Check that index.arrow is the one that index.json names.
 
     Raises:
         OSError: a file is missing.
-        ValueError: it is not an index of a known format, or index.arrow has another digest.
+        ValueError: it is not an index of this format, or index.arrow has another digest.
     """
 
-    def parse(found: dict[str, Any]) -> bool:
-        named = found.get(COLUMNS_SHA256)
-        if named is not None and file_sha256(folder / COLUMNS) != named:
+    def parse(found: dict[str, Any]) -> None:
+        if file_sha256(folder / COLUMNS) != found[COLUMNS_SHA256]:
             raise ValueError(f"{folder / COLUMNS}: is not the one that {INDEX} names")
-        return named is not None
 
-    return read_document(folder / INDEX, parse)
+    read_document(folder / INDEX, parse)
 
 
 def listed_shards(folder: Path, index: str = INDEX) -> list[Shard]:
@@ -264,15 +244,15 @@ def listed_shards(folder: Path, index: str = INDEX) -> list[Shard]:
 
 
 def read_document(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
-    """Read and parse an index of a known format, for images, text or prompts.
+    """Read and parse an index of images, text or prompts.
 
     Raises:
         OSError: the file is missing.
-        ValueError: it is not an index of a known format.
+        ValueError: it is not an index of this format.
     """
     found = read_object(path)
-    if found.pop("format", None) not in (FORMAT, COLUMNAR):
-        raise ValueError(f"{path}: not an index of format {FORMAT} or {COLUMNAR}")
+    if found.pop("format", None) != FORMAT:
+        raise ValueError(f"{path}: not an index of format {FORMAT}")
     try:
         return parse(found)
     except (KeyError, TypeError, AttributeError) as error:

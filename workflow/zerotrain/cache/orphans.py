@@ -37,7 +37,7 @@ def keep_orphans(
     """Put what is stored and not wanted into a draft of the cache folder, outside of its manifest.
 
     A shard without wanted keys is linked; of another one the rest is written to a new shard. What
-    an earlier version encoded is not kept, as no record tells what encoded it.
+    has no readable record of what encoded it is not kept.
 
     Args:
         stored: The folder's content.

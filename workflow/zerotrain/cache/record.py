@@ -99,14 +99,11 @@ def carry_record(folder: Path, draft: Path, now: Record, *, unchanged: bool) -> 
     """Write the record of the encoding conditions to a draft of a cache folder.
 
     Args:
-        folder: The cache folder; its record is kept if nothing else changed. A folder of an earlier
-            version has no record, and gets none.
+        folder: The cache folder; its record is kept if nothing else changed.
         draft: The folder that the cache is written to.
         now: The record of this process.
         unchanged: Whether the index is unchanged.
     """
-    if unchanged and not (folder / ENCODING).exists():
-        return
     (draft / RECORDS).mkdir(exist_ok=True)
     before = read_record(folder / ENCODING) if unchanged else None
     write_record(draft / ENCODING, before or now)

@@ -11,10 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from zerotrain.artifact import write_json
 from zerotrain.artifact.columns import Columns
 from zerotrain.cache.layout import (
-    FORMAT,
     INDEX,
     Series,
     parse_series,
@@ -75,31 +73,21 @@ def pack(lengths: Sequence[int], max_length: int) -> list[list[int]]:
 
 def write_token_index(folder: Path, index: TokenIndex) -> None:
     """Write index.json and index.arrow."""
-    write_records(folder, _head(index), Columns.of(Row, index.rows))
-
-
-def write_json_token_index(folder: Path, index: TokenIndex) -> None:
-    """Write an index of format 1: index.json alone."""
-    rows = [asdict(row) for row in index.rows]
-    write_json(folder / INDEX, {"format": FORMAT, **_head(index), "rows": rows})
-
-
-def _head(index: TokenIndex) -> dict[str, Any]:
-    found = asdict(replace(index, rows=()))
-    del found["rows"]
-    return found
+    head = asdict(replace(index, rows=()))
+    del head["rows"]
+    write_records(folder, head, Columns.of(Row, index.rows))
 
 
 def read_token_index(folder: Path) -> TokenIndex:
-    """Read an index of either format.
+    """Read an index.
 
     Raises:
         OSError: a file is missing.
-        ValueError: it is not an index of a known format.
+        ValueError: it is not an index of this format.
     """
 
     def parse(found: dict[str, Any]) -> TokenIndex:
-        rows = take_records(folder, found, "rows", Row)
+        rows = take_records(folder, found, Row)
         return TokenIndex(**{**found, "rows": rows, TOKENS: parse_series(found[TOKENS])})
 
     return read_document(folder / INDEX, parse)

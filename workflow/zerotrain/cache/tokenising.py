@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.cache.code import TOKENS as TOKENS_CODE
 from zerotrain.cache.code import tokenising_digests
-from zerotrain.cache.earlier import carry_index, earlier_tokens, same_index
 from zerotrain.cache.keys import tokens_key
 from zerotrain.cache.layout import KIND
 from zerotrain.cache.orphans import keep_orphans
@@ -26,6 +24,7 @@ from zerotrain.cache.token_layout import (
     TokenIndex,
     pack,
 )
+from zerotrain.cache.unchanged import carry_index, same_index
 from zerotrain.cache.writer import StoredShards, Tensors, place, write_series
 from zerotrain.config.families import ROOT
 from zerotrain.config.stage_settings import CacheSettings
@@ -165,10 +164,6 @@ def cache_text(
         )
     rows = _rows(kept, lengths, max_length if packing else None)
     index = TokenIndex(max_length, packing, samples.repeats, rows, written.series)
-    if earlier := earlier_tokens(output, index, stored):
-        index = earlier
-        paths = {shard.file: output / shard.file for shard in index.tokens.shards}
-        written = replace(written, series=index.tokens, paths=paths, encoded=0)
     unchanged = same_index(output, index)
     with artifact.publish(
         output,

@@ -87,7 +87,6 @@ class StoredShards:
         self._orphans: dict[str, StoredShard] = {}
         self._open: dict[Path, Any] = {}
         self._names: dict[str, tuple[Path, list[str]]] = {}
-        self._earlier: dict[str, str] = {}
         self._whole: dict[tuple[str, ...], tuple[Path, str]] = {}
         for path, sha256 in _listed(folder):
             if path.is_file() and file_sha256(path) == sha256:
@@ -163,16 +162,6 @@ class StoredShards:
         known = sorted(self._shards, key=lambda shard: shard.origin.startswith(ORPHANS))
         return [*known, *unread.values()]
 
-    def rename(self, names: Mapping[str, str]) -> None:
-        """Make content under earlier keys available under new ones; `names` maps new to earlier."""
-        self._earlier |= names
-        self._rename()
-
-    def _rename(self) -> None:
-        for new, earlier in self._earlier.items():
-            if earlier in self._names:
-                self._names[new] = self._names[earlier]
-
     def forget(self, keys: Collection[str]) -> None:
         """Forget the shards that contain these keys; remove waiting ones."""
         paths = {self._names[key][0] for key in keys}
@@ -183,7 +172,6 @@ class StoredShards:
         self._names, self._whole = {}, {}
         for shard in self._shards:
             self._index(shard)
-        self._rename()
 
     def waiting(self) -> list[str]:
         """List the keys whose tensors wait in `partial/`."""

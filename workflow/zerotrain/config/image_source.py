@@ -85,7 +85,6 @@ class ImageSourceConfig(CaptionConfig, ImageOptions):
         description="huggingface, and .json files of webdataset: what has the caption. Default: "
         "text, caption or prompt.",
     )
-    # Left out of what a dataset depends on where they are not given: earlier ones stay as they are.
     conditioning_images: Folders | None = Field(
         None,
         exclude_if=is_none,

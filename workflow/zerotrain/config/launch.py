@@ -110,7 +110,7 @@ class LaunchConfig(Section):
         description="Where weights wait until they are used; cpu and nvme need ZeRO 3. Default: "
         "the preset's.",
     )
-    bf16_optimizer_states: Annotated[bool, Role.ADDED_LATER] = Field(
+    bf16_optimizer_states: bool = Field(
         False,
         description="Offloaded to host memory, keep the two moments of adamw and adam in bf16: 4 "
         "bytes of it a trained parameter less. Weights and gradients stay float32. See "
@@ -152,7 +152,7 @@ class LaunchConfig(Section):
         description="Seconds that a process waits for the others, and that a training may stand "
         "still, before it is ended with a sentence that names the process and the place.",
     )
-    lock_lease: Annotated[Whole, Role.UNTRAINED, Role.HIDDEN_AT_DEFAULT] = Field(
+    lock_lease: Annotated[Whole, Role.UNTRAINED] = Field(
         120,
         ge=10,
         description="Seconds after the last sign of life of a training in another container or on "

@@ -350,7 +350,7 @@ class RunSections(Section):
     @property
     def resolved_cache(self) -> ResolvedCache:
         """The section `cache` with its defaults for this family and base."""
-        small = self.is_preset or self.is_text  # tokens have no dtype; earlier caches say fp32
+        small = self.is_preset or self.is_text  # tokens have no dtype
         dtype = self.cache.dtype or ("fp32" if small else "bf16")
         return ResolvedCache.model_construct(**{**dict(self.cache), "dtype": dtype})
 

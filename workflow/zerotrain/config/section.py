@@ -84,8 +84,6 @@ class Role(Enum):
 
     UNTRAINED = "decides nothing of what is trained: where tensors are, names, logging, saving"
     ROUNDING = "changes the rounding of a step only"
-    ADDED_LATER = "is left out of what is trained at its default, as in checkpoints before it"
-    HIDDEN_AT_DEFAULT = "is left out of run.yaml at its default, as in files before it"
     ABSENT_IF_NONE = "is left out of run.yaml where it is None"
     UNRESOLVED = "is read when a launch is rendered, and not by the training"
     IMAGES = "has a meaning for families of images"

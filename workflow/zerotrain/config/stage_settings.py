@@ -261,10 +261,6 @@ class ReportSettings(StageSettings):
     phases: Annotated[list[Phase], OF_EVALUATION]
 
 
-ADDED_LATER = ("max_sequence_length",)
-"""Recorded fields that earlier versions did not record: what these made is not made again for them,
-and None is no value."""
-
 SETTINGS: Mapping[str, type[StageSettings]] = {
     "build_base": BuildSettings,
     "cache_latents": CacheSettings,

@@ -60,7 +60,7 @@ class TrainConfig(ObjectiveConfig):
         description="Side of the square that images are cut to; with data.aspect_buckets that of "
         "the largest square.",
     )
-    long_captions: Annotated[Literal["truncate", "chunk"], Role.IMAGES, Role.ADDED_LATER] = Field(
+    long_captions: Annotated[Literal["truncate", "chunk"], Role.IMAGES] = Field(
         "truncate",
         description="Images: how captions longer than the text encoders take are read, in "
         "sampling too: cut, or of sdxl whole, in chunks of 75 tokens.",
@@ -124,7 +124,7 @@ class TrainConfig(ObjectiveConfig):
         ge=0,
         description="Weight decay of any optimizer; the default is AdamW's, others have their own.",
     )
-    no_decay_norm_bias: Annotated[bool, Role.ADDED_LATER] = Field(
+    no_decay_norm_bias: bool = Field(
         False,
         description="No weight decay of biases and of the weights of normalisation layers: of all "
         "parameters with fewer than two dimensions. HF's Trainer has it so, diffusers' scripts "
@@ -136,7 +136,7 @@ class TrainConfig(ObjectiveConfig):
         description="Gradient clipping: the largest norm, or with `grad_clip_method: value` the "
         "largest value; 0 disables it.",
     )
-    grad_clip_method: Annotated[Literal["norm", "value"], Role.ADDED_LATER] = Field(
+    grad_clip_method: Literal["norm", "value"] = Field(
         "norm",
         description="`norm`: scale all gradients so that their norm is at most max_grad_norm; "
         "`value`: cut each value to at most that.",
@@ -146,9 +146,7 @@ class TrainConfig(ObjectiveConfig):
         description="Where the loss or a gradient is not a finite number: `stop`, or `skip` that "
         "update. Either names the samples of the step.",
     )
-    on_change: Annotated[
-        Literal["restart", "continue", "stop"], Role.UNTRAINED, Role.HIDDEN_AT_DEFAULT
-    ] = Field(
+    on_change: Annotated[Literal["restart", "continue", "stop"], Role.UNTRAINED] = Field(
         "restart",
         description="What follows an edit of a value that decides what is trained, in a phase that "
         "is trained in part: `restart` sets its checkpoints aside and trains from the start, "
@@ -161,7 +159,7 @@ class TrainConfig(ObjectiveConfig):
         le=1,
         description="Share of samples trained with the empty caption (for guidance).",
     )
-    tread_config: Annotated[TreadConfig | None, Role.ADDED_LATER, Role.ABSENT_IF_NONE] = Field(
+    tread_config: Annotated[TreadConfig | None, Role.ABSENT_IF_NONE] = Field(
         None,
         description="flux, sd3: TREAD, `routes` of `selection_ratio`, `start_layer_idx` and "
         "`end_layer_idx`: that share of the image's tokens, drawn at random, passes these layers "
@@ -204,12 +202,10 @@ class TrainConfig(ObjectiveConfig):
         description='Stop with a checkpoint when the disk has less free, such as "10 GiB"; '
         "default: stop only when a checkpoint no longer fits.",
     )
-    code_changes: Annotated[Literal["keep", "rerun"], Role.UNTRAINED, Role.HIDDEN_AT_DEFAULT] = (
-        Field(
-            "keep",
-            description="What an edit of the source or an upgrade does to what is trained: `keep`, "
-            "or `rerun`: train and export again where code that decides numbers has changed.",
-        )
+    code_changes: Annotated[Literal["keep", "rerun"], Role.UNTRAINED] = Field(
+        "keep",
+        description="What an edit of the source or an upgrade does to what is trained: `keep`, "
+        "or `rerun`: train and export again where code that decides numbers has changed.",
     )
     log_every: Annotated[Whole, Role.UNTRAINED] = Field(
         10, ge=1, description="Steps between lines of the log."

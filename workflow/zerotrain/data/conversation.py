@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -71,12 +71,7 @@ def _entry(sample: Conversation) -> dict[str, Any]:
     return {**vars(sample), "messages": messages}
 
 
-def _conversation(entry: Mapping[str, Any]) -> Conversation:
-    messages = tuple(Message(**message) for message in entry["messages"])
-    return Conversation(**{**entry, "messages": messages})
-
-
-TEXTS = SampleType(Conversation, "conversations", _entry, _conversation)
+TEXTS = SampleType(Conversation, _entry)
 
 
 def _sha256(messages: Sequence[Message]) -> str:

@@ -7,8 +7,7 @@ readers compare each image's hash with the manifest (as Source.image_of does).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -123,28 +122,8 @@ def read_dataset(folder: Path, *, verify: bool = True) -> Dataset:
     return Dataset(found, samples, read_repeats(found))
 
 
-def with_tuples(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the lists in a JSON object to tuples."""
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in {**found}.items()}
-
-
-def _sample(entry: Mapping[str, Any]) -> Sample:
-    seen = entry.get("conditioning", ())
-    images = tuple(ConditioningImage(**with_tuples(image)) for image in seen)
-    return Sample(**{**with_tuples(entry), "conditioning": images})
-
-
 def _entry(sample: Sample) -> dict[str, Any]:
-    # Manifests of earlier versions have no such keys.
-    changed = {
-        name: value
-        for name, value in vars(sample).items()
-        if name not in DEFAULTS or value != DEFAULTS[name]
-    }
-    if sample.conditioning:
-        changed["conditioning"] = [vars(image) for image in sample.conditioning]
-    return changed
+    return {**vars(sample), "conditioning": [*map(vars, sample.conditioning)]}
 
 
-DEFAULTS = {one.name: one.default for one in fields(Sample) if one.default is not MISSING}
-IMAGES = SampleType(Sample, "samples", _entry, _sample)
+IMAGES = SampleType(Sample, _entry)

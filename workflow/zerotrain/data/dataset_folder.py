@@ -4,8 +4,7 @@
     samples/samples.arrow   a row for each sample (artifact.columns), mapped and not loaded
     samples/bad.jsonl       a line for each refused sample, with the reason, if there are any
 
-Earlier versions listed the samples in manifest.json. Such a dataset is read, and stays as it is
-until its content changes. In both forms the identity is that of one JSON.
+The identity is that of one JSON with all samples.
 """
 
 from __future__ import annotations
@@ -54,10 +53,7 @@ class SampleType(Generic[S]):
     """A class of samples, and its form in JSON, which the identity is computed from."""
 
     record: type[S]
-    key: str
-    """Name of the list in manifests of earlier versions."""
     to_json: Callable[[S], dict[str, Any]]
-    from_json: Callable[[Mapping[str, Any]], S]
 
 
 @dataclass(frozen=True)
@@ -114,11 +110,6 @@ def _publish(
     made_by: Mapping[str, Any] | None,
 ) -> Path:
     identity = _identity(of, samples, bad, facts)
-    if _is_in_json(folder, identity):
-        lists = {of.key: [of.to_json(sample) for sample in samples], "bad": [*bad]}
-        artifact.publish_manifest(folder, DATASET, {**facts, **lists}, made_by=made_by)
-        (folder / SAMPLES).parent.mkdir(exist_ok=True)  # DVC stores it, with either form
-        return folder / MANIFEST
     # Where the file system has no locks, a manifest must not vouch for another writer's columns.
     known = {}
     with artifact.replacing(folder / SAMPLES) as new:
@@ -151,22 +142,12 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         yield
 
 
-def _is_in_json(folder: Path, identity: str) -> bool:
-    """Return whether an earlier version published this dataset: its manifest keeps its bytes."""
-    with suppress(PipelineError):
-        found = artifact.read_manifest(folder, DATASET)
-        return IDENTITY not in found.content and found.identity == identity
-    return False
-
-
 def compute_identity(found: Artifact, of: SampleType[S], samples: Sequence[S]) -> str:
     """Compute the identity of a dataset, which its manifest states, from its samples.
 
     Raises:
         PipelineError: bad.jsonl cannot be read.
     """
-    if IDENTITY not in found.content:
-        return found.identity
     facts = {name: value for name, value in found.content.items() if name != IDENTITY}
     return _identity(of, samples, read_bad(found), facts)
 
@@ -174,7 +155,7 @@ def compute_identity(found: Artifact, of: SampleType[S], samples: Sequence[S]) -
 def _identity(
     of: SampleType[S], samples: Sequence[S], bad: Sequence[Bad], facts: Mapping[str, Any]
 ) -> str:
-    content = {**facts, of.key: map(of.to_json, samples), "bad": iter(bad)}
+    content = {**facts, "samples": map(of.to_json, samples), "bad": iter(bad)}
     return artifact.streamed_digest({"kind": DATASET, "content": content, "files": {}})
 
 
@@ -184,11 +165,6 @@ def read_samples(found: Artifact, of: SampleType[S]) -> Columns[S]:
     Raises:
         PipelineError: samples.arrow cannot be read, or is of another class.
     """
-    if IDENTITY not in found.content:
-        try:
-            return Columns.of(of.record, [of.from_json(one) for one in found.content[of.key]])
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise _damaged(found, f"{of.key}: {type(error).__name__}: {error}") from error
     path = found.path(SAMPLES)
     try:
         return read_columns(path, of.record)
@@ -207,12 +183,8 @@ def read_repeats(found: Artifact) -> int:
     repeats = found.content.get("repeats")
     if isinstance(repeats, int) and repeats > 0:
         return repeats
-    raise _damaged(found, f"repeats is {repeats!r:.40}, not a number of times")
-
-
-def _damaged(found: Artifact, why: str) -> PipelineError:
-    return PipelineError(
-        f"{found.folder / MANIFEST}: {why}",
+    raise PipelineError(
+        f"{found.folder / MANIFEST}: repeats is {repeats!r:.40}, not a number of times",
         hint=rebuild_hint(found.folder, found.kind, found.parents),
     )
 
@@ -223,8 +195,6 @@ def read_bad(found: Artifact) -> list[Bad]:
     Raises:
         PipelineError: bad.jsonl cannot be read.
     """
-    if IDENTITY not in found.content:
-        return list(found.content.get("bad", ()))
     if BAD not in found.files:
         return []
     return [*read_json_lines(found.path(BAD))]

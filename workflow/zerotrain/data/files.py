@@ -7,8 +7,8 @@ digest.json   digest of all names and contents: the input of rule prepare_datase
 listing       size, time, inode and sha256 of each file, as prepare_dataset read it
 
 So planning an unchanged dataset costs a walk through its folders. A file that is new since
-prepare_dataset counts as it is, unread; one that moved is hashed. A dataset without a listing, from
-an earlier version or another clone, is hashed once.
+prepare_dataset counts as it is, unread; one that moved is hashed. A dataset without a listing,
+from another clone, is hashed once.
 """
 
 from __future__ import annotations

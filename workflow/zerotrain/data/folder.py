@@ -249,7 +249,6 @@ def find_table(data: ImageSourceConfig, *, captioned: bool) -> Path | None:
         return table
     later = () if captioned else metadata.LATER_NAMES
     named = [path for name in (*metadata.NAMES, *later) if (path := root_of(data) / name).is_file()]
-    # In earlier versions the first two were all.
     inside = [path for path in named if path.name in metadata.NAMES] or named
     if len(inside) > 1:
         raise PipelineError(

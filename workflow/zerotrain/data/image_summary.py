@@ -1,7 +1,7 @@
 """The effect of cropping on images: buckets, enlargement, lost area, duplicates, mismatched parts.
 
 It is computed from the sizes, crops and hashes in the dataset's manifest, so the manifest needs no
-additional keys, and manifests of earlier versions can be summarised too.
+additional keys.
 """
 
 from __future__ import annotations

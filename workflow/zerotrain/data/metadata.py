@@ -30,7 +30,7 @@ from zerotrain.errors import PipelineError
 Reader = Callable[[Path], Iterator[tuple[int, dict[Any, Any]]]]
 NAMES = ("metadata.csv", "metadata.jsonl")
 LATER_NAMES = ("metadata.parquet", "metadata.json")
-"""Read in a folder without caption files: earlier versions did not read them."""
+"""Read in a folder without caption files: other programs leave them next to those."""
 COLUMNS = (("file_name", "text"), ("image", "prompt"))
 FURTHER_COLUMNS = (
     *(("file_name", caption) for caption in ("caption", "prompt")),

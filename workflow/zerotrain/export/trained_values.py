@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
-from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import leaves
-from zerotrain.training.checkpointing.conditions import (
-    FINGERPRINT,
-    RecordedConditions,
-    read_conditions,
-)
+from zerotrain.training.checkpointing.conditions import RecordedConditions, read_conditions
 
 if TYPE_CHECKING:
     from zerotrain.export.target import WeightsTarget
@@ -26,6 +21,7 @@ if TYPE_CHECKING:
 CACHES = "data/*/cache/*"
 """Caches, relative to results/."""
 LENGTH = "max_sequence_length"
+KEYS = ("lora", "peft", "frozen_parameters", "trainable_parameters")
 
 
 def trained_values(checkpoint: Path) -> dict[str, Any] | None:
@@ -38,34 +34,14 @@ def trained_values(checkpoint: Path) -> dict[str, Any] | None:
         lora, peft, frozen_parameters, trainable_parameters and long_captions; and
         max_sequence_length if the cache still exists. None for another folder.
     """
-    trains = read_trains(checkpoint)
-    if trains is None:
+    recorded = _read_recorded(checkpoint)
+    if recorded is None:
         return None
-    values = {
-        "lora": trains.get("lora"),
-        "peft": trains.get("peft"),
-        "frozen_parameters": trains.get("frozen_parameters", []),
-        "trainable_parameters": trains.get("trainable_parameters", []),
-        "long_captions": trains.get("long_captions") or "truncate",
-    }
-    recorded = _read_recorded(checkpoint)
-    cache = recorded.ran_on.get("cache") if recorded else None
-    made_by = _made_by(checkpoint.absolute().parents[3], cache)
+    trains = recorded.trains
+    values = {key: trains[key] for key in KEYS}
+    values["long_captions"] = trains.get("long_captions", "truncate")
+    made_by = _made_by(checkpoint.absolute().parents[3], recorded.ran_on.get("cache"))
     return values | ({LENGTH: made_by[LENGTH]} if LENGTH in made_by else {})
-
-
-def read_trains(checkpoint: Path) -> dict[str, Any] | None:
-    """Return the values a rolling checkpoint was trained with; None for another folder.
-
-    For progress that an earlier version restored, they are those of the phase's launch.
-    """
-    recorded = _read_recorded(checkpoint)
-    if recorded is not None:
-        return recorded.trains
-    progress = checkpoint.absolute().parent
-    launch = progress.parent / "launch" / "run.yaml"
-    accepted = (progress / FINGERPRINT).is_file() and launch.is_file()
-    return read_run_yaml(launch).numbers() if accepted else None
 
 
 def _read_recorded(checkpoint: Path) -> RecordedConditions | None:

@@ -129,9 +129,9 @@ class ResolvedPhase:
     """rank, alpha, dropout and target_modules of a LoRA; None: no LoRA."""
     peft: dict[str, Any] | None = None
     """peft_type and arguments of another adapter."""
-    base_model_precision: Annotated[str, Role.ADDED_LATER] = "no_change"
+    base_model_precision: str = "no_change"
     """Precision of an adapter's base: one of quantized_linear.METHODS, or that of its files."""
-    base_model_exclude_modules: Annotated[list[str], Role.ADDED_LATER] = field(default_factory=list)
+    base_model_exclude_modules: list[str] = field(default_factory=list)
     """Names of layers that are not quantized; see adapters.is_excluded."""
     frozen_parameters: list[str] = field(default_factory=list)
     trainable_parameters: list[str] = field(default_factory=list)
@@ -206,7 +206,6 @@ class ResolvedPhase:
         """
         values = self.values()
         left_out = keys_of(Role.UNTRAINED) | keys_of(Role.ROUNDING)
-        left_out |= {k for k in keys_of(Role.ADDED_LATER) if values[k] == DEFAULTS[k]}
         left_out |= {k for k in keys_of(Role.IMAGES) | keys_of(Role.TEXT) if values[k] is None}
         if self.train.lr_warmup_ratio is not None:
             left_out |= {"lr_warmup_steps"}
@@ -244,7 +243,6 @@ class ResolvedPhase:
         values = self.values()
         optional = keys_of(Role.ABSENT_IF_NONE) | keys_of(Role.IMAGES) | keys_of(Role.TEXT)
         absent = {key for key in optional if values[key] is None}
-        absent |= {key for key in keys_of(Role.HIDDEN_AT_DEFAULT) if values[key] == DEFAULTS[key]}
         if self.base_model_precision == "no_change":
             absent |= {"base_model_precision", "base_model_exclude_modules"}
         for key, value in values.items():

@@ -113,10 +113,7 @@ def loaded_names(part: str, family: Layout) -> frozenset[str]:
 
 
 def is_model_file(name: str) -> bool:
-    """Return whether a library loads a file of this name, for a model or an adapter.
-
-    Earlier versions put every .json and .txt file into base/ and weights/.
-    """
+    """Return whether a library loads a file of this name, for a model or an adapter."""
     last = name.rpartition("/")[2]
     known = CONFIG_FILES | INDEX_FILES | SCHEDULER_FILES | TOKENIZER_FILES | PROCESSOR_FILES
     return last in known | {MODEL_INDEX, ADAPTER_CONFIG} or last.endswith(".safetensors")

@@ -1,8 +1,7 @@
 """The files of jobs: inputs, sources, those behind the digest of a dataset, and the error in a log.
 
 The input of rule prepare_dataset is a digest of the dataset's files (data.files), whose change does
-not name them. Earlier versions had every file as an input: their records are compared with the
-present files.
+not name them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pydantic_core import to_jsonable_python
 from zerotrain.config.data import DataConfig
 from zerotrain.data.files import Changes, DatasetFiles
 from zerotrain.machine.regular_file import open_to_read
-from zerotrain.pipeline.graph.code import Code, is_listing
+from zerotrain.pipeline.graph.code import Code
 
 RULE = "prepare_dataset"
 BASES = ("build_base", "build_shared_base", "build_base_of_data")
@@ -48,27 +47,14 @@ def dataset_files(job: Any) -> DatasetFiles | None:
     return DatasetFiles(data, Path(job.output.manifest).parent)
 
 
-def find_dataset_changes(job: Any, persistence: Any) -> Changes | None:
+def find_dataset_changes(job: Any) -> Changes | None:
     """Find the files that changed since a dataset was prepared; None if it has no digest of files.
 
     Args:
-        job: A job of rule prepare_dataset.
-        persistence: Snakemake's records.
+        job: The job of any rule.
     """
     files = dataset_files(job)
-    if files is None:
-        return None
-    record = persistence.metadata(job.output.manifest)
-    if record is None or not record.input or str(files.digest_file) in record.input:
-        return files.find_changes() or Changes()
-    before = {path: str(one).rpartition(":")[2] for path, one in record.input_checksums.items()}
-    now = files.tokens
-    recorded = {path for path in record.input if not is_listing(path)}
-    return Changes(
-        sorted(path for path in recorded & now.keys() if before.get(path) != now[path]),
-        sorted(now.keys() - recorded),
-        sorted(recorded - now.keys()),
-    )
+    return None if files is None else files.find_changes() or Changes()
 
 
 def _section(values: Mapping[str, Any]) -> DataConfig:

@@ -25,18 +25,11 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
-
 from zerotrain import artifact
-from zerotrain.config.models import Phase
-from zerotrain.config.run import RunConfig
-from zerotrain.config.stage_settings import ADDED_LATER
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.graph.code import KEPT as KEPT_CODE
-from zerotrain.pipeline.graph.code import is_code, is_code_changed, is_listing
-from zerotrain.pipeline.job_files import dataset_files, find_dataset_changes, unwatched
-from zerotrain.pipeline.terminal.changes import NOT_SET, Change, find_changes
+from zerotrain.pipeline.graph.code import is_code, is_code_changed
+from zerotrain.pipeline.job_files import unwatched
 
 LONG_AGO = (1, 1)
 """Access and modification time of a stale output, in seconds: every input is newer."""
@@ -168,7 +161,8 @@ class KeptJobs:
             return Trigger.EDIT
         triggers = {str(one) for one in self._workflow.rerun_triggers}
         values = self._compare_values(job) if "params" in triggers else Trigger.NOTHING
-        if values == Trigger.EDIT or ("input" in triggers and self._has_other_inputs(job)):
+        inputs = "input" in triggers and any(persistence.input_changed(job))
+        if values == Trigger.EDIT or inputs:
             return Trigger.EDIT
         code = "code" in triggers and any(persistence.code_changed(job))
         stack = "software-env" in triggers and any(persistence.software_stack_changed(job))
@@ -186,8 +180,6 @@ class KeptJobs:
         for path in (path for path in job.input if str(path) not in ignored):
             if not await path.exists() or not await path.is_newer(oldest):
                 continue
-            if self._has_same_dataset(job):
-                continue
             known = persistence.input_checksums(job, path)
             limit = dag.max_checksum_file_size
             recorded = next(iter(known)) if len(known) == 1 else None
@@ -200,45 +192,16 @@ class KeptJobs:
                 found.append(path)
         return found
 
-    def _has_other_inputs(self, job: Any) -> bool:
-        """Return whether the set of inputs has changed, apart from earlier versions' listings."""
-        persistence = self._workflow.persistence
-        if not any(persistence.input_changed(job)):
-            return False
-        if self._has_same_dataset(job):
-            return False
-        now = {*persistence._input(job)}
-        records = (persistence.input(path) for path in job.output)
-        return any(
-            {one for one in found if not is_listing(one)} != now for found in records if found
-        )
-
-    def _has_same_dataset(self, job: Any) -> bool:
-        """Return whether a dataset has the files that an earlier version recorded as its inputs."""
-        persistence = self._workflow.persistence
-        files = dataset_files(job)
-        recorded = persistence.input(job.output[0]) if files else None
-        if files is None or not recorded or str(files.digest_file) in recorded:
-            return False
-        return not find_dataset_changes(job, persistence)
-
     def _compare_values(self, job: Any) -> Trigger:
-        """Compare a job's values with the recorded ones. Later-added keys at their defaults count
-        as a code change."""
+        """Compare a job's values with the recorded ones."""
         persistence = self._workflow.persistence
         known = persistence._params(job)
         values = {name: value for name, value in job.params.items() if repr(value) in known}
         values.pop("code", None)
-        found = Trigger.CODE if is_code_changed(persistence, job) else Trigger.NOTHING
         for every in filter(None, map(persistence.params, job.output)):
-            recorded = [value for value in every if not is_code(value)]
-            if {*recorded} == {*map(repr, values.values())}:
-                continue
-            changes = find_changes(recorded, values)
-            if not changes or not all(map(is_added_default, changes)):
+            if {value for value in every if not is_code(value)} != {*map(repr, values.values())}:
                 return Trigger.EDIT
-            found = Trigger.CODE
-        return found
+        return Trigger.CODE if is_code_changed(persistence, job) else Trigger.NOTHING
 
     def report(self) -> None:
         """Report, after the last job, the kept jobs whose inputs have changed."""
@@ -283,37 +246,6 @@ def is_built_for_another(job: Any) -> bool:
     except PipelineError:
         return False
     return base.parents.get("dataset", {}).get("identity") not in (None, dataset.identity)
-
-
-def is_added_default(change: Change) -> bool:
-    """Return whether a change is a later-added key at its default, or a later-added parameter."""
-    if change.old is not NOT_SET:
-        return False
-    if change.key in ADDED_LATER:
-        return True
-    model: type[BaseModel] = Phase if change.phase else RunConfig
-    *sections, key = change.key.split(".")
-    for name in sections:
-        inner = model.model_fields.get(name)
-        found = section_of(inner.annotation) if inner else None
-        if found is None:
-            return False
-        model = found
-    field = model.model_fields.get(key)
-    if field is None or field.is_required():
-        return False
-    return bool(to_jsonable_python(field.get_default(call_default_factory=True)) == change.new)
-
-
-def section_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the section type of a configuration key; None if it is not a section, or a list."""
-    options = getattr(annotation, "__args__", ()) or (annotation,)
-    models = [one for one in options if isinstance(one, type) and issubclass(one, BaseModel)]
-    return (
-        models[0]
-        if len(models) == 1 and getattr(annotation, "__origin__", None) is not list
-        else None
-    )
 
 
 def describe_base(job: Any) -> str:

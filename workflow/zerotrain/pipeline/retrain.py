@@ -33,7 +33,7 @@ def find_trained_earlier(runs: Iterable[RunConfig]) -> list[tuple[str, str]]:
         runs: The runs; results are looked up in the working directory.
 
     Returns:
-        Run and phase of each, in order. A checkpoint without a record is from an earlier version.
+        Run and phase of each, in order. A checkpoint without a readable record counts.
     """
     digests: dict[str, str] = {}
     found = []

@@ -19,10 +19,9 @@ from zerotrain.config.runs import find_config
 from zerotrain.config.suggestions import after_question
 from zerotrain.errors import PipelineError
 from zerotrain.export.options import ExportOptions
-from zerotrain.export.trained_values import read_trains
 from zerotrain.machine.child_process import handling_signals, unwind
 from zerotrain.pipeline.watch.runs import runs_here
-from zerotrain.training.checkpointing.conditions import FINGERPRINT
+from zerotrain.training.checkpointing.conditions import read_conditions
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 
 
@@ -121,7 +120,7 @@ def usable_weights(name: Path) -> Iterator[Path]:
     it was trained with, and removed after use.
 
     Raises:
-        PipelineError: the training values of a rolling checkpoint are not recorded.
+        PipelineError: a rolling checkpoint is damaged.
     """
     found = find_trained(name)
     if found is None:
@@ -131,13 +130,7 @@ def usable_weights(name: Path) -> Iterator[Path]:
         print(f"using {found}", file=sys.stderr, flush=True)
         yield found.folder
         return
-    trained = read_trains(found.folder)
-    if trained is None:
-        raise PipelineError(
-            f"{found}: {FINGERPRINT} is missing, which says what it was trained with",
-            hint=f"`zerotrain export {found.folder} --config FILE --output FOLDER` takes it from "
-            "the run's configuration; then name FOLDER",
-        )
+    family = read_conditions(found.folder).trains["family"]
     print(f"using {found}", file=sys.stderr, flush=True)
     from zerotrain.export.command import export_command
 
@@ -148,7 +141,7 @@ def usable_weights(name: Path) -> Iterator[Path]:
     ):
         with redirect_stdout(StringIO()):  # its output names the folder, which is removed
             options = ExportOptions(
-                found.folder, scratch / "weights", family=trained["family"], base=run / "base"
+                found.folder, scratch / "weights", family=family, base=run / "base"
             )
             export_command(options)
         yield scratch / "weights"

@@ -94,10 +94,7 @@ class Crops(Sequence["Image"]):
     def digest(self) -> str:
         """Return the digest of everything that the pixels and their order depend on."""
         modules = (*self._source.pixel_modules, "zerotrain.data.crop")
-        cut = [
-            (sample.image_sha256, sample.crop, *([sample.background] if sample.background else []))
-            for sample in self._samples
-        ]
+        cut = [(sample.image_sha256, sample.crop, sample.background) for sample in self._samples]
         return artifact.digest([cut, self.resolution, code_digest(*modules)])
 
     def __len__(self) -> int:

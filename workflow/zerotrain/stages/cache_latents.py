@@ -10,7 +10,6 @@ from pathlib import Path
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS
 from zerotrain.cache.drawn_digest import drawn_digest
-from zerotrain.cache.earlier import carry_index, earlier_keys, same_index, with_keys
 from zerotrain.cache.encoding import Encoding
 from zerotrain.cache.key_ranges import link_published, publish_range, take_ranges
 from zerotrain.cache.layout import (
@@ -35,6 +34,7 @@ from zerotrain.cache.record import (
 )
 from zerotrain.cache.reuse import keep_equal
 from zerotrain.cache.tokenising import cache_text
+from zerotrain.cache.unchanged import carry_index, same_index
 from zerotrain.cache.writer import StoredShards, Tensors, Written, place, write_series
 from zerotrain.config.section import ConditionedPrompt
 from zerotrain.config.stage_settings import CacheSettings
@@ -113,9 +113,6 @@ def cache_latents(
             name, keys, encode, stored, folder=output, shard_size=shard_size, only=only
         )
 
-    names = earlier_keys(output, entries, empty_text, prompts, base=model, cache=settings.cache)
-    names = {key: name for key, name in names.items() if key not in stored and name in stored}
-    stored.rename(names)
     images, shown_images = _conditioning(entries), _shown_images(prompts)
     texts = {*_texts(entries, empty_text), *_shown_texts(prompts)}
     tokens = {
@@ -128,20 +125,6 @@ def cache_latents(
         groups.append(encoding.masks.group(wanted_masks, stored))
     keep_equal(stored, output, groups, now)
     take_ranges(stored, output, shards, now, encoding.code)
-    wanted = {*_latents(entries), *_texts(entries, empty_text), *images}
-    if wanted <= {key for key in names if key in stored}:
-        entries = with_keys(entries, names)
-        empty_text = names[empty_text] if empty_text is not None else None
-        prompts = {
-            asked: replace(
-                keys,
-                text=names.get(keys.text, keys.text),
-                empty=names.get(keys.empty, keys.empty),
-            )
-            for asked, keys in prompts.items()
-        }
-        images = _conditioning(entries)
-
     latents = write(LATENTS, _latents(entries), encoding.latents)
     text = write(TEXT, _texts(entries, empty_text), encoding.text)
     conditioning = write(CONDITIONING, images, encoding.conditioning) if images else None

@@ -14,7 +14,7 @@ same phase reads them directly.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -31,7 +31,6 @@ from zerotrain.state.position import (
     MASTER,
     Count,
     TrainerState,
-    as_document,
     read_position,
 )
 from zerotrain.state.state import Shards, group_into_shards, write_tensors
@@ -119,7 +118,7 @@ def write_position(
     artifact.write_json(
         folder / "checkpoint.json",
         {
-            **as_document(position),
+            **asdict(position),
             "parameters": shapes,
             "slots": slots,
             "fragments": {_prefix(rank): own for rank, own in enumerate(spans)},

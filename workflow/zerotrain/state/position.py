@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from pydantic import AfterValidator, Field
@@ -56,10 +56,10 @@ class TrainerState:
     loss_scale: Annotated[dict[str, Any], AfterValidator(_check_scale)] | None = None
     """fp16 only: {"scale": 65536.0, "good_steps": 12, "hysteresis": 1}: the scale, the good steps
     since its last change, and the overflows until it is halved."""
-    ran_on: dict[str, Any] = field(default_factory=dict)
+    ran_on: dict[str, Any]
     """The conditions of the last steps: code, versions, device, threads, values that affect only
     rounding; flat, by key. Empty if they were not recorded."""
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, Any]]
     """Changes within the run, in the order of steps: each {"step", "key", "old", "new"}; `step` is
     the last one before the change."""
 
@@ -79,18 +79,6 @@ class Source(Protocol):
 
 
 HINT = "no version of this program writes that: do not use it if you do not know who made it"
-ADDED_LATER = ("ran_on", "history")
-"""Values that positions of earlier versions lack."""
-
-
-def as_document(position: TrainerState) -> dict[str, Any]:
-    """Return the JSON of a position, without empty fields from ADDED_LATER.
-
-    So a file that is made again from an earlier version's file keeps its bytes, and trainings that
-    started from it still match.
-    """
-    fields = asdict(position)
-    return {key: fields[key] for key in fields if key not in ADDED_LATER or fields[key]}
 
 
 def read_position(artifact: Artifact, name: str) -> TrainerState:

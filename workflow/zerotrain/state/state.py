@@ -12,7 +12,7 @@ with the slots ``master`` (weights) and the optimizer's own (Adam: ``exp_avg``, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from zerotrain.artifact.tensor_file import (
     write_tensor_file,
 )
 from zerotrain.config.optimizers import slot_shape
-from zerotrain.state.position import HINT, MASTER, Count, TrainerState, as_document, read_position
+from zerotrain.state.position import HINT, MASTER, Count, TrainerState, read_position
 
 KIND = "state"
 SHARD_BYTES = 1024**3
@@ -131,7 +131,7 @@ def write_state(
             known[file] = write_tensor_file(folder / file, layout, partial(_of_slot, read, slot))
             files[slot].update(dict.fromkeys(names, file))
     artifact.write_json(
-        folder / "state.json", {**as_document(position), "shapes": dict(shapes), "slots": files}
+        folder / "state.json", {**asdict(position), "shapes": dict(shapes), "slots": files}
     )
     return known
 

@@ -42,7 +42,7 @@ def _panel(facts: RunFacts, kind: str) -> Iterator[Panel]:
     of = f"the {len(ranks)} processes" if len(ranks) > 1 else "the first process"
     alt = f"{kind.capitalize()} memory of {of} over the steps of all phases"
     picture = draw_curves(alt, "GiB", curves, history.spans, change_steps(facts), bottom=0)
-    text = [KINDS[kind], *_describe(ranks), *_first_alone(facts)]
+    text = [KINDS[kind], *_describe(ranks)]
     rows = [
         [f"rank {rank}", *_most(points), f"{points[-1][1]:.2f} GiB"]
         for rank, points in ranks.items()
@@ -79,20 +79,3 @@ def _describe(ranks: Mapping[int, list[tuple[int, float]]]) -> Iterator[str]:
 def _most(points: Sequence[tuple[int, float]]) -> list[str]:
     step, value = max(points, key=lambda point: point[1])
     return [f"{value:.2f} GiB", f"{step:,}"]
-
-
-def _first_alone(facts: RunFacts) -> Iterator[str]:
-    """Yield a sentence about phases of several processes whose log has the first one alone."""
-    history = facts.history
-    several = {p.name for p in facts.phases if p.launch and p.launch.launch.num_processes > 1}
-    of_one = [
-        span.phase
-        for span in history.spans
-        if span.phase in several
-        and all(len(memory_of_ranks(line, "host")) == 1 for line in history.of_phase(span.phase))
-    ]
-    if of_one:
-        yield (
-            f"The log of {', '.join(of_one)} has the first process alone: an earlier version wrote "
-            "it. The peaks of all are in the table of time and memory."
-        )

@@ -6,16 +6,14 @@ that a stage would raise later; they are reported together, with the lines of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from zerotrain.artifact import read_manifest
 from zerotrain.artifact.documents import read_text
-from zerotrain.artifact.layout import DataFolder, RunFolder
+from zerotrain.artifact.layout import RunFolder
 from zerotrain.config.data import DataConfig
 from zerotrain.config.problems import InvalidConfigError, Problem, collect_errors, join_problems
 from zerotrain.config.run import RunConfig
@@ -30,9 +28,6 @@ from zerotrain.pipeline.checks.data import (
 )
 from zerotrain.pipeline.checks.paths import check_paths
 from zerotrain.pipeline.checks.phases import check_phases
-
-FORMER_DTYPE = "fp32"
-"""Default of cache.dtype in earlier versions."""
 
 
 def read_checked_runs(path: Path) -> dict[str, RunConfig]:
@@ -91,30 +86,8 @@ def find_problems(run: RunConfig) -> list[PipelineError]:
         *check_resume(run),
         *check_data(run),
         *check_conditioning_images(run),
-        *check_cache(run),
         *check_phases(run),
     ]
-
-
-def check_cache(run: RunConfig) -> Iterator[PipelineError]:
-    """List the run's caches of the former default, which its present one would encode again.
-
-    All that is trained from them would be trained again, and the user has edited nothing.
-    """
-    if run.cache.dtype is not None or run.resolved_cache.dtype == FORMER_DTYPE:
-        return
-    for size in dict.fromkeys(map(run.cache_size, run.phases)):
-        folder = DataFolder(run.data_name).cache(size)
-        with suppress(PipelineError):
-            base = read_manifest(RunFolder(run.run).base, "base")
-            found = read_manifest(folder, "cache").content.get("dtype")
-            if (base.content.get("base"), found) == (run.base, FORMER_DTYPE):
-                yield PipelineError(
-                    f"cache.dtype: {folder} holds {FORMER_DTYPE}, which was the default; now it is "
-                    f"{run.resolved_cache.dtype}, and all would be encoded and trained again",
-                    hint=f"set cache.dtype: {FORMER_DTYPE} to keep what there is, or "
-                    f"{run.resolved_cache.dtype} to encode and train again",
-                )
 
 
 def check_resume(run: RunConfig) -> list[PipelineError]:

@@ -152,5 +152,7 @@ def _position_after(phase: ResolvedPhase) -> TrainerState:
         lr_scheduler_steps=phase.derived.lr_scheduler_steps,
         rng={},
         engine={},
+        ran_on={},
+        history=[],
         loss_scale=scaled if phase.launch.mixed_precision == "fp16" else None,
     )

@@ -22,10 +22,7 @@ from zerotrain.pipeline.dvc.storage import open_repo
 if TYPE_CHECKING:
     from dvc.repo import Repo
 
-KNOWS_RESTORE = (
-    "workflow/zerotrain/pipeline/dvc/restore.py",
-    "workflow/zerotrain/dvc/restore.py",  # in earlier versions
-)
+KNOWS_RESTORE = "workflow/zerotrain/pipeline/dvc/restore.py"
 FOLDER = re.compile(r"\bmd5: ([0-9a-f]{32}\.dir)\n\s+size: (\d+)")
 """A folder's object and the total bytes of its files, as DVC writes dvc.lock."""
 CODE = ("workflow/", "rules/", "Snakefile")
@@ -76,7 +73,7 @@ def move_to(commit: str) -> None:
             f"{join_first(changed, 3)}: changed here and not committed",
             hint="`git commit -a` (and `git add` for new files) or `git stash` first",
         )
-    if not git("ls-tree", "--name-only", commit, "--", *KNOWS_RESTORE):
+    if not git("ls-tree", "--name-only", commit, "--", KNOWS_RESTORE):
         raise PipelineError(
             f"{commit[:10]} is of a time before `zerotrain restore`",
             hint=f"by hand: `git checkout {commit[:10]}` and `dvc pull`; snakemake may then run "

@@ -16,7 +16,7 @@ from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.sources import PACKAGE
 from zerotrain.config.read import load_config, read_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.stage_settings import ADDED_LATER, SETTINGS
+from zerotrain.config.stage_settings import SETTINGS
 from zerotrain.data.dataset_folder import SAMPLES
 from zerotrain.errors import PipelineError
 from zerotrain.models.composed_base import local_folders
@@ -220,10 +220,7 @@ def _params(job: Any, run: RunConfig, given: Mapping[str, Any]) -> list[str]:
     """List the keys that the file sets and the job depends on."""
     names = [one.name for one in run.phases]
     last = names.index(job.wildcards.phase) if "phase" in job.wildcards.keys() else len(names)  # noqa: SIM118
-    read = [
-        name for name, value in job.params.items() if not (value is None and name in ADDED_LATER)
-    ]
-    wanted = {key for name in read for key in CONFIG_KEYS.get(name, (name,))}
+    wanted = {key for name, _ in job.params.items() for key in CONFIG_KEYS.get(name, (name,))}
     found = {key for pattern in wanted for key in _keys(given, pattern.split("."), last)}
     return sorted(found - set(WITHOUT_EFFECT))
 

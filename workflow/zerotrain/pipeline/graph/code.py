@@ -39,8 +39,6 @@ WITHOUT_FAMILY = ("prepare_dataset", "report")
 """Rules whose stages load no model."""
 READ_SOURCES = Path(".snakemake/code_digests.json")
 """What earlier calls have read from sources, which takes a second."""
-EARLIER_LISTINGS = ".snakemake/sources/"
-"""Where earlier versions stored a job's sources as a file, which was an input of the job."""
 RECORDED = re.compile(r"'code (kept|[0-9a-f]{64})\b")
 """The parameter as Snakemake records it."""
 
@@ -122,7 +120,6 @@ def _file_code(file: str) -> str:
 
 
 def _digest(digests: Iterable[str], files: Iterable[str]) -> str:
-    # The format of earlier versions' listings, so that their results stay comparable.
     lines = (f"{one}  {file}\n" for one, file in zip(digests, files, strict=True))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -159,20 +156,11 @@ def is_code(recorded: str) -> bool:
     return RECORDED.match(recorded) is not None
 
 
-def is_listing(path: str) -> bool:
-    """Return whether a recorded input is a listing of sources, as written by earlier versions."""
-    return path.startswith(EARLIER_LISTINGS)
-
-
 def recorded_code(persistence: Any, output: Any) -> Code | None:
     """Read the code that made an output from Snakemake's record; None if there is no record."""
     for value in filter(is_code, persistence.params(output) or ()):
         _, digest, *chosen = value.strip("'").split()
         return Code(digest, chosen)
-    record = persistence.metadata(output)
-    for path, checksum in ((record and record.input_checksums) or {}).items():
-        if is_listing(path):
-            return Code(checksum.rpartition(":")[2], Path(path).stem.split("-")[1:])
     return None
 
 

@@ -7,20 +7,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from zerotrain.config.models import Phase
-from zerotrain.config.section import Role
 from zerotrain.config.stage_settings import SETTINGS, StageSettings
-from zerotrain.launch.resolved import DEFAULTS, keys_of
 from zerotrain.pipeline.graph.code import KEPT, Code, job_code
 from zerotrain.pipeline.graph.runs import Runs
 
 OfJob = Callable[[Any], Any]
-LAST = (
-    *("conditioning_images", "conditioning_columns", "repeats", "max_pixels", "aspect_buckets"),
-    *("random_flip", "holdout", "max_bad_samples"),
-)
-"""The last keys of `data` among the parameters, as in earlier versions: Snakemake compares the text
-of a parameter, in which the order counts."""
 
 
 class JobParameters:
@@ -71,9 +62,7 @@ class JobParameters:
     def data(self, wildcards: Any) -> dict[str, Any]:
         """Return the values that a dataset is made from, without its name and number of workers."""
         data = self._runs.of(wildcards).data
-        found = data.model_dump(mode="json", exclude={"name", "num_workers"})
-        last = {key: found.pop(key) for key in LAST if key in found}
-        return found | last
+        return data.model_dump(mode="json", exclude={"name", "num_workers"})
 
 
 def option(name: str, input_name: str) -> Callable[[Any, Any], str]:
@@ -95,21 +84,8 @@ def options(name: str, input_name: str) -> Callable[[Any, Any], str]:
     return of_job
 
 
-def trained_values(phase: Phase) -> dict[str, Any]:
-    """Return all values of a phase, without later-added keys at their defaults, so that they still
-    equal the values recorded by earlier versions."""
-    found = phase.model_dump(mode="json")
-    for section in (found["train"], found["launch"]):
-        for key in keys_of(Role.HIDDEN_AT_DEFAULT):
-            if key in section and section[key] == DEFAULTS[key]:
-                del section[key]
-    return found
-
-
 def as_json(value: Any) -> Any:
     """Return a value as Snakemake records it: sections as mappings, lists of sections as lists."""
     if isinstance(value, list):
         return [as_json(one) for one in value]
-    if isinstance(value, Phase):
-        return trained_values(value)
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else value

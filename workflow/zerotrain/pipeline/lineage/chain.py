@@ -106,7 +106,7 @@ MADE_BY = ("run", "phase", "commit", "code")
 SOURCE = f"{RECORDS}made_by.json"
 """Of a checkpoint: commit and code of the source that published it."""
 ENCODING = f"{RECORDS}encoding.json"
-"""Of a cache: the software that encoded it; earlier versions did not write it."""
+"""Of a cache: the software that encoded it."""
 
 
 def facts_of(folder: Artifact) -> dict[str, Any]:
@@ -141,8 +141,8 @@ def facts_of(folder: Artifact) -> dict[str, Any]:
 
 
 def source_of(folder: Artifact) -> dict[str, Any]:
-    """Return the made_by of a folder, with commit and code from its records if it has them."""
-    if SOURCE not in folder.files:  # earlier versions put them into the manifest
+    """Return the made_by of a folder; a checkpoint's commit and code come from its records."""
+    if SOURCE not in folder.files:
         return folder.made_by
     try:
         found = read_object(folder.path(SOURCE))

@@ -15,10 +15,8 @@ from typing import Any
 
 from zerotrain.artifact import Artifact, file_sha256
 from zerotrain.artifact.columns import Columns
-from zerotrain.artifact.documents import read_object
 from zerotrain.artifact.layout import RESULTS
-from zerotrain.artifact.manifest import IDENTITY
-from zerotrain.cache.layout import COLUMNS, INDEX, Entry, read_index
+from zerotrain.cache.layout import Entry, read_index
 from zerotrain.data.dataset import IMAGES, Sample
 from zerotrain.data.dataset_folder import read_samples
 from zerotrain.errors import PipelineError
@@ -175,11 +173,9 @@ def _samples_of(checkpoint: Node, sha256: str) -> Seen | None:
         if "modality" in made.content:
             return {}  # text
         try:
-            if COLUMNS in made.files:
-                entries = read_index(made.folder).entries
-                return _seen_in_columns(Columns.of(Entry, entries), IMAGES_OF_ENTRY, sha256)
-            return _seen(read_object(made.folder / INDEX)["entries"], sha256)
-        except (OSError, ValueError, KeyError, TypeError):
+            entries = read_index(made.folder).entries
+            return _seen_in(Columns.of(Entry, entries), IMAGES_OF_ENTRY, sha256)
+        except (OSError, ValueError):
             pass
         link = next((link for link in cache.node.links if link.name == "dataset"), None)
         if link and (dataset := link.node.artifact) and link.identity in (None, dataset.identity):
@@ -188,36 +184,17 @@ def _samples_of(checkpoint: Node, sha256: str) -> Seen | None:
 
 
 def _seen_in_dataset(dataset: Artifact, sha256: str) -> Seen:
-    if IDENTITY not in dataset.content:
-        return _seen(dataset.content.get("samples"), sha256)
     try:
         samples = read_samples(dataset, IMAGES)
     except PipelineError:  # of text, or damaged
         return {}
-    return _seen_in_columns(samples, ("image_sha256", "conditioning.image_sha256"), sha256)
+    return _seen_in(samples, ("image_sha256", "conditioning.image_sha256"), sha256)
 
 
-def _seen(samples: Any, sha256: str) -> Seen:
-    if not isinstance(samples, list):
-        return {}
-    alike = (one for one in samples if isinstance(one, dict) and sha256 in _hashes(one))
-    return {str(one.get("file")): str(one.get("split")) for one in alike}
-
-
-def _seen_in_columns(
-    entries: Columns[Entry] | Columns[Sample], names: Sequence[str], sha256: str
-) -> Seen:
+def _seen_in(entries: Columns[Entry] | Columns[Sample], names: Sequence[str], sha256: str) -> Seen:
     places = (entries.places(name, sha256) for name in names)
     alike = (entries[int(place)] for place in sorted({*chain.from_iterable(places)}))
     return {one.file: one.split for one in alike}
-
-
-def _hashes(sample: dict[str, Any]) -> set[Any]:
-    """Return the hashes of a sample's images, as listed by a dataset or a cache."""
-    listed = sample.get("conditioning")  # in a cache it is a key
-    images = listed if isinstance(listed, list) else []
-    found = [one.get("image_sha256") for one in (sample, *images) if isinstance(one, dict)]
-    return {*found, *sample.get("conditioning_sha256", ())}
 
 
 def _phase(checkpoint: Node, seen: Seen) -> Phase:

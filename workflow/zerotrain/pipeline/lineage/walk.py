@@ -34,7 +34,7 @@ from zerotrain.pipeline.lineage.index import (
     load,
 )
 from zerotrain.pipeline.lineage.verify import Files, unlisted
-from zerotrain.training.checkpointing.conditions import FINGERPRINT, TRAINS
+from zerotrain.training.checkpointing.conditions import TRAINS
 
 KINDS = {"start": "state"}
 """Kinds of parents with another name."""
@@ -258,27 +258,21 @@ class Walker:
         if groups or (found.kind == "checkpoint" and "start" not in named):
             by_place = {link.name: link for link in self._beside(found.folder, found.kind)}
         node.links += [by_place[name] for group in groups for name in group if name in by_place]
-        launch, trains = node.parent("launch"), found.content.get(TRAINS)
-        rendered = launch.facts.get("start_step") if launch else None
-        started = trains.get("start") if isinstance(trains, dict) else rendered
-        if started and "start" not in named:
+        trains = found.content.get(TRAINS)
+        if isinstance(trains, dict) and trains.get("start") and "start" not in named:
             groups.append(("start",))
             node.links += [by_place["start"]] if "start" in by_place else []
         rolling = found.folder.parent.name == "progress"
         for group in groups:
             if rolling and by_place.keys() & {*group}:
                 continue
-            if "launch" in group and trains is not None:  # the checkpoint records what was trained
+            if "launch" in group:  # the checkpoint records what was trained
                 continue
             wanted = f"a parent: {' or '.join(group)}"
             path = f"{node.path}/{MANIFEST}"
             if rolling and {*group} & {*TRAINED_ON}:
                 (name, *_) = {*group} & {*TRAINED_ON}
-                recorded = found.folder / TRAINED_ON[name]
-                earlier = TRAINS not in found.content
-                path = self._index.display(
-                    found.folder.parent / FINGERPRINT if earlier else recorded
-                )
+                path = self._index.display(found.folder / TRAINED_ON[name])
                 wanted = f"the identity of a {' or '.join(group)} under results/"
             node.findings.append(Finding("unknown", path, wanted, "none is named"))
 
@@ -333,7 +327,7 @@ def _trained_on(folder: Path, progress: Path) -> dict[str, Any]:
                 cache = ran_on.get("cache") if isinstance(ran_on, dict) else None
                 return {"cache": cache, "start": trains.get("start")}
             break
-    return _read_json(progress / FINGERPRINT)
+    return {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

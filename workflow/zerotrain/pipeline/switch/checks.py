@@ -89,15 +89,13 @@ def check_same_launch(config: RunConfig, phase: Phase) -> None:
         PipelineError: values differ; the message names them.
     """
     progress = phase_folder(config, phase) / "progress"
-    newest = set_aside.read_recorded(progress, sys.maxsize)
-    if newest is None or newest[1] is None:
-        return  # the values of the training are not recorded
+    if set_aside.read_recorded(progress, sys.maxsize) is None:
+        return  # no checkpoint can be read
     present = read_present(config, phase)
     found = set_aside.read_recorded(progress, present.phase.derived.until_step)
-    if set_aside.is_accepted(progress, present.trains) or found is None or found[1] is None:
+    if set_aside.is_accepted(progress, present.trains) or found is None:
         return
-    cache = present.parents["cache"].identity
-    changed = conditions.changes(found[1], present.trains, cache)
+    changed = conditions.changes(found[1], present.trains)
     if changed:
         raise PipelineError(
             f"{progress}: was trained with other values than {phase.name} has now "

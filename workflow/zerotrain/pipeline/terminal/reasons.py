@@ -18,7 +18,6 @@ from zerotrain.pipeline.graph.code import (
     Code,
     is_code,
     is_code_changed,
-    is_listing,
     recorded_code,
 )
 from zerotrain.pipeline.job_files import find_dataset_changes
@@ -144,13 +143,12 @@ def changed_files(job: Any, dag: Any, *, only_content: bool) -> dict[str, set[st
     updated = {str(path) for path in reason.updated_input if path not in made}
     if not updated and not reason.input_changed:
         return {}
-    if (changes := find_dataset_changes(job, persistence)) is not None:
+    if (changes := find_dataset_changes(job)) is not None:
         dataset = {"changed": changes.changed, "new": changes.new, "removed": changes.removed}
         return {kind: {*paths} for kind, paths in dataset.items() if paths}
     recorded = _recorded(persistence.input, job)
     now = set(map(str, job.input))
     before = now if recorded is None else set(recorded)
-    before = {path for path in before if not is_listing(path)}
     kinds = {"changed": updated & before}
     if not only_content:
         kinds |= {"new": now - before, "removed": before - now}

@@ -109,8 +109,7 @@ def _keys(
     base: Path,
 ) -> tuple[set[str], set[str]] | None:
     """Return the keys of images and captions that the cache will have; None without a base."""
-    from zerotrain.cache.earlier import earlier_keys  # these import torch
-    from zerotrain.cache.sample_keys import SampleKeys
+    from zerotrain.cache.sample_keys import SampleKeys  # these import torch
     from zerotrain.models.families import load_family
 
     try:
@@ -122,10 +121,8 @@ def _keys(
         entries = [keys.entry(sample, view) for sample, view in samples]
     except (PipelineError, OSError, LookupError):
         return None
-    names = earlier_keys(cache, entries, None, {}, base=model, cache=settings.cache)
     images, captions = (
-        {names.get(key, key) for entry in entries for key in keys_of(entry)}
-        for keys_of in (_latents_of, _texts_of)
+        {key for entry in entries for key in keys_of(entry)} for keys_of in (_latents_of, _texts_of)
     )
     return images, captions
 

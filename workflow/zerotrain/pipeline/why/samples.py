@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerotrain.artifact import MANIFEST
 from zerotrain.config.image_options import WHITE
 from zerotrain.config.suggestions import join_first
 from zerotrain.data.captions import prepare_captions
@@ -35,9 +34,7 @@ UNREAD = (96, 64)
 """Width and height that an image counts with that is not read: the usual shape of a photograph."""
 SHA256 = re.compile("[0-9a-f]{64}")
 QUICK_SAMPLES = 2000
-QUICK_BYTES = 2_000_000
-"""Samples that a quick look compares, and bytes of the manifest (one JSON, in earlier versions); it
-must not keep a dry run waiting."""
+"""Samples that a quick look compares; it must not keep a dry run waiting."""
 
 
 @dataclass
@@ -94,8 +91,6 @@ def compare_samples(
     if data.source != "folder" or data.conditioning_folders or data.conditioning_columns:
         return None
     try:
-        if quick and (dataset / MANIFEST).stat().st_size > QUICK_BYTES:
-            return None
         published = read_dataset(dataset, verify=not quick)
         samples = published.samples
         if quick and len(samples) > QUICK_SAMPLES:

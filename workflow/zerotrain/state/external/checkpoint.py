@@ -114,5 +114,6 @@ def external_state(
     return TrainerState(
         run="", phase="", step=step, samples=samples, optimizer=optimizer,
         optimizer_step=optimizer_step, param_groups=param_groups, lr_scheduler="",
-        lr_scheduler_steps=0, rng={}, engine=engine, loss_scale=loss_scale,
+        lr_scheduler_steps=0, rng={}, engine=engine, loss_scale=loss_scale, ran_on={},
+        history=[],
     )  # fmt: skip

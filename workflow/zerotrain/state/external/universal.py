@@ -232,7 +232,9 @@ def open_universal(tag: Path, *, trust_pickle: bool = False) -> ExternalCheckpoi
             raise layout_error(path, f"was saved as {saved}: files are exchanged or renamed")
         return tensor.detach()
 
-    shapes: list[dict[str, Any]] = model.get("param_shapes") or [_shapes_of_folders(tag, read)]
+    shapes: list[dict[str, Any]] = model.get("param_shapes") or []
+    if not shapes:
+        raise layout_error(model_path(tag, None), "names no parameters")
     trained = {name: list(shape) for group in shapes for name, shape in group.items()}
     _check_folders(tag, trained)
     compared = _check_weights(tag, model, trained, read)
@@ -283,12 +285,6 @@ def _read_models(tag: Path, trust_pickle: bool) -> list[dict[str, Any]]:
     model = read_model(first, trust_pickle=trust_pickle)
     ranks = range(1, int(model.get("dp_world_size") or 1))
     return [model, *(read_model(model_path(tag, r), trust_pickle=trust_pickle) for r in ranks)]
-
-
-def _shapes_of_folders(tag: Path, read: Any) -> dict[str, list[int]]:
-    """Find names and shapes in zero/: earlier versions of our model files had none."""
-    names = sorted(path.parent.name for path in (tag / "zero").glob(f"*/{FILES[MASTER]}"))
-    return {name: list(read(name, MASTER).shape) for name in names}
 
 
 def _check_folders(tag: Path, trained: dict[str, list[int]]) -> None:

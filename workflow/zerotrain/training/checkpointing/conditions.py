@@ -25,15 +25,9 @@ from zerotrain.launch.resolved import DEFAULTS, ResolvedPhase, keys_of
 
 TRAINS = "trains"
 TRAINS_SHA256 = "trains_sha256"
-"""Key in a rolling checkpoint's manifest, which nothing else protects."""
-FINGERPRINT = "fingerprint.json"
-"""File with both kinds of facts that earlier versions wrote next to the steps."""
+"""Key in a checkpoint's manifest, which nothing else protects."""
 THREADS = "threads"
 ROUNDING_KEYS = sorted(keys_of(Role.ROUNDING))
-MOVED = {**{key: key for key in ROUNDING_KEYS}, "num_cpu_threads_per_process": THREADS} | {
-    "code": "code", "cache": "cache",
-}  # fmt: skip
-"""Keys of a fingerprint that belong to `ran_on`, with their present names."""
 SETTINGS = {*ROUNDING_KEYS, "cache"}
 """Keys of ran_on that the configuration sets, as it sets DeepSpeed's: a phase may have other values
 than the one before it."""
@@ -80,34 +74,30 @@ def data_digest(cache: Artifact) -> str:
     For images it covers the pixels, captions, crops and sizes of the train split, and the user's
     settings of their encoding; for text the dataset.
     """
-    # They import pyarrow, which checks do without.
-    from zerotrain.cache.drawn_digest import drawn_digest
-    from zerotrain.cache.layout import INDEX, LATENTS, read_index
+    from zerotrain.cache.layout import DATA_SHA256, INDEX  # pyarrow, which checks do without
 
-    length = cache.made_by.get("max_sequence_length")
-    if INDEX not in cache.files or LATENTS not in read_object(cache.path(INDEX)):
-        dataset = cache.parents.get("dataset", {}).get("identity", cache.identity)
-        return artifact.digest({"dataset": dataset, "max_sequence_length": length})
-    index = read_index(cache.folder)
-    dtype = cache.content.get("dtype")
-    return index.data_sha256 or drawn_digest(index.entries, dtype, length)
+    index = read_object(cache.path(INDEX)) if INDEX in cache.files else {}
+    if DATA_SHA256 in index:
+        return str(index[DATA_SHA256])
+    dataset = cache.parents.get("dataset", {}).get("identity", cache.identity)
+    return artifact.digest({"dataset": dataset})
 
 
 def manifest_content(trains: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a rolling checkpoint's manifest: what it trains, with its digest."""
+    """Return the content of a checkpoint's manifest: what it trains, with its digest."""
     return {TRAINS: trains, TRAINS_SHA256: artifact.digest(trains)}
 
 
 def check_content(manifest: Artifact) -> None:
-    """Check what a checkpoint's manifest says that it trains, if it says so.
+    """Check what a checkpoint's manifest says that it trains.
 
     Raises:
         PipelineError: it is damaged.
     """
     recorded = manifest.content.get(TRAINS)
-    if TRAINS in manifest.content and not isinstance(recorded, dict):
+    if not isinstance(recorded, dict):
         trouble = f"{TRAINS} is no object"
-    elif manifest.content.get(TRAINS_SHA256, digest := artifact.digest(recorded)) != digest:
+    elif manifest.content.get(TRAINS_SHA256) != artifact.digest(recorded):
         trouble = f"{TRAINS} does not have the sha256 that {TRAINS_SHA256} says"
     else:
         return
@@ -116,31 +106,16 @@ def check_content(manifest: Artifact) -> None:
     )
 
 
-def read_conditions(checkpoint: Path) -> RecordedConditions | None:
+def read_conditions(checkpoint: Path) -> RecordedConditions:
     """Read what a rolling or published checkpoint was trained with.
-
-    Returns:
-        None if nothing says it: an earlier version wrote it, and its fingerprint.json is missing or
-        damaged.
 
     Raises:
         PipelineError: its manifest or its checkpoint.json is damaged.
     """
     manifest = artifact.read_manifest(checkpoint, "checkpoint")
     check_content(manifest)
-    if TRAINS in manifest.content:
-        ran_on = read_object(manifest.path("checkpoint.json")).get("ran_on")
-        return RecordedConditions(
-            manifest.content[TRAINS], ran_on if isinstance(ran_on, dict) else {}
-        )
-    fingerprint = read_fingerprint(checkpoint.absolute().parent)
-    return None if fingerprint is None else split_fingerprint(fingerprint)
-
-
-def read_fingerprint(progress: Path) -> dict[str, Any] | None:
-    """Read an earlier version's fingerprint.json; return None if it does not name the values."""
-    fingerprint = read_if_whole(progress / FINGERPRINT)
-    return None if fingerprint is None or fingerprint.get("accepted") else fingerprint
+    ran_on = read_object(manifest.path("checkpoint.json")).get("ran_on")
+    return RecordedConditions(manifest.content[TRAINS], ran_on if isinstance(ran_on, dict) else {})
 
 
 def read_if_whole(path: Path) -> dict[str, Any] | None:
@@ -151,35 +126,7 @@ def read_if_whole(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def split_fingerprint(fingerprint: Mapping[str, Any]) -> RecordedConditions:
-    """Split a fingerprint into both kinds of facts."""
-    return RecordedConditions(
-        {key: value for key, value in fingerprint.items() if key not in MOVED},
-        {MOVED[key]: value for key, value in fingerprint.items() if key in MOVED},
-    )
-
-
-def complete(
-    recorded: RecordedConditions, present: Mapping[str, Any], cache: str
-) -> dict[str, Any]:
-    """Return what a checkpoint was trained with, complete enough to be recorded alone.
-
-    Args:
-        recorded: What the checkpoint records; an earlier version named the cache instead of the
-            data.
-        present: What `describe_training` returns now.
-        cache: Identity of the cache now.
-    """
-    trains = dict(recorded.trains)
-    if "data" not in trains:
-        old = recorded.ran_on.get("cache") or cache
-        trains["data"] = present.get("data") if old == cache else old
-        if "code" in present and recorded.ran_on.get("code"):
-            trains["code"] = recorded.ran_on["code"]
-    return trains
-
-
-def changes(recorded: RecordedConditions, present: Mapping[str, Any], cache: str) -> Changes:
+def changes(recorded: RecordedConditions, present: Mapping[str, Any]) -> Changes:
     """List the differences between what a checkpoint and a phase train, by dotted key.
 
     A key that one side lacks has its default there, if it has one.
@@ -187,16 +134,8 @@ def changes(recorded: RecordedConditions, present: Mapping[str, Any], cache: str
     Args:
         recorded: What the checkpoint records.
         present: What `describe_training` returns now.
-        cache: Identity of the cache now.
     """
     old, new = dict(recorded.trains), dict(present)
-    cached = recorded.ran_on.get("cache")
-    if cached == cache or ("data" not in old and cached is None):
-        old.pop("data", None)
-        new.pop("data", None)
-    elif "data" not in old:
-        # An earlier version recorded only the cache, which keeps its identity across an upgrade.
-        old["data"] = cached
     if "code" in new:
         old.setdefault("code", recorded.ran_on.get("code"))
     else:
@@ -214,13 +153,11 @@ def environment_changes(
     """List the differences between what earlier steps ran on and present ones would, by key.
 
     Args:
-        recorded: ran_on of a checkpoint or a state. If an earlier version wrote it, only the keys
-            that it recorded are compared.
+        recorded: ran_on of a checkpoint or a state. If it is empty, nothing is known of it.
         present: ran_on now.
         same_phase: Whether both are of one phase; else the phase's settings are not compared.
     """
-    complete = any(key.startswith("versions.") for key in recorded)
-    keys = recorded.keys() | present.keys() if complete else recorded.keys() & present.keys()
+    keys = recorded.keys() | present.keys() if recorded else set()
     if not same_phase:
         keys = {key for key in keys if key not in SETTINGS and not key.startswith("deepspeed.")}
     return {
@@ -247,8 +184,7 @@ LEFT_OUT: dict[str, Any] = {
     "overrides": {},
     "code": None,
 }
-"""Values of keys that `trains` omits, or that an earlier version did not have. A warm-up is omitted
-if it is a share of the schedule."""
+"""Values of keys that `trains` omits. A warm-up is omitted if it is a share of the schedule."""
 
 
 def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training.checkpointing import conditions, preflight, set_aside
-from zerotrain.training.checkpointing.conditions import FINGERPRINT, Changes, read_if_whole
+from zerotrain.training.checkpointing.conditions import Changes
 from zerotrain.training.checkpointing.progress_folder import saved_steps
 
 MOST_LINES = 20
-ACCEPTED_ANY = {"accepted": True}
-"""A fingerprint.json with which an earlier version accepted any values."""
 
 
 def prepare_progress_folder(
-    progress: Path, present: Mapping[str, Any], phase: ResolvedPhase, cache: str
+    progress: Path, present: Mapping[str, Any], phase: ResolvedPhase
 ) -> list[str]:
     """Prepare a progress folder, whose lock is held, so that a phase may resume from it.
 
@@ -29,7 +27,6 @@ def prepare_progress_folder(
         progress: Folder of the phase's progress.
         present: What the phase trains now.
         phase: The resolved phase.
-        cache: Identity of its cache.
 
     Returns:
         Lines for the user.
@@ -41,11 +38,9 @@ def prepare_progress_folder(
     if recorded is None:
         if saved_steps(progress):
             return []  # none can be read; the choice of a checkpoint reports it
-        return _restore_matching(progress, present, phase, cache)
+        return _restore_matching(progress, present, phase)
     step, made = recorded
-    if made is None:
-        return _handle_unreadable_fingerprint(progress, step, phase)
-    changed = conditions.changes(made, present, cache)
+    changed = conditions.changes(made, present)
     accepted = set_aside.is_accepted(progress, present)
     if step > phase.derived.until_step and (
         not changed or accepted or phase.train.on_change == "continue"
@@ -58,8 +53,6 @@ def prepare_progress_folder(
     preflight.check_progress(progress, changed, phase)
     if phase.train.on_change == "continue":
         return [_describe_continuation(phase, step, changed, "train.on_change: continue")]
-    if "data" in changed and "data" not in made.trains:
-        _raise_other_cache(progress, phase, step, changed["data"][0], cache)
     if phase.train.on_change == "stop":
         raise PipelineError(
             f"{_describe_change(progress, phase, step, changed)}; train.on_change: stop",
@@ -67,7 +60,7 @@ def prepare_progress_folder(
             "with the new ones, or restart, which sets the steps aside and trains from the start",
         )
     stale = set_aside.set_aside(progress, present)
-    lines = _restore_matching(progress, present, phase, cache)
+    lines = _restore_matching(progress, present, phase)
     if lines:
         return [f"{phase.phase}: steps of other values are kept as {stale}", *lines]
     return [
@@ -79,10 +72,10 @@ def prepare_progress_folder(
 
 
 def _restore_matching(
-    progress: Path, present: Mapping[str, Any], phase: ResolvedPhase, cache: str
+    progress: Path, present: Mapping[str, Any], phase: ResolvedPhase
 ) -> list[str]:
     """Take back what was set aside with the present values."""
-    stale = set_aside.find_matching(progress, phase.derived.until_step, present, cache)
+    stale = set_aside.find_matching(progress, phase.derived.until_step, present)
     if stale is None:
         return []
     set_aside.take_back(progress, stale)
@@ -91,21 +84,6 @@ def _restore_matching(
         f"{phase.phase}: {stale.name} was trained with the present values and is taken back, with "
         f"its {step} steps"
     ]
-
-
-def _handle_unreadable_fingerprint(progress: Path, step: int, phase: ResolvedPhase) -> list[str]:
-    """Handle checkpoints of an earlier version without a readable fingerprint."""
-    accepted = read_if_whole(progress / FINGERPRINT) == ACCEPTED_ANY
-    if phase.train.on_change == "continue" or accepted:
-        return [
-            f"{phase.phase}: nothing says with which values step {step} was trained; it resumes"
-        ]
-    raise PipelineError(
-        f"{progress}: {FINGERPRINT} is missing or damaged, which says with which values step "
-        f"{step} was trained",
-        hint="if they are what they were, set train.on_change: continue; to train the phase from "
-        f"its start instead, move {progress} away",
-    )
 
 
 def _handle_later_checkpoints(progress: Path, phase: ResolvedPhase) -> list[str]:
@@ -124,20 +102,6 @@ def _handle_later_checkpoints(progress: Path, phase: ResolvedPhase) -> list[str]
         f"{what}: training restarts from the start of the phase. They are kept; with an `until` of "
         f"{first} or later, training resumes from them"
     ]
-
-
-def _raise_other_cache(
-    progress: Path, phase: ResolvedPhase, step: int, old: str, cache: str
-) -> NoReturn:
-    """Raise, since an earlier version recorded only the cache: what differs in it is unknown."""
-    raise PipelineError(
-        f"{progress}: its {step:,} steps, of an earlier version, were trained on another cache "
-        f"than phase {phase.phase} has now "
-        f"({'; '.join(conditions.format_changes({'cache': (old, cache)}))}): other images or "
-        "captions, or another encoding of them",
-        hint="write the former values back; or set train.on_change: continue, which resumes and "
-        f"records it; to train the phase from its start instead, move {progress} away",
-    )
 
 
 def _describe_change(progress: Path, phase: ResolvedPhase, step: int, changed: Changes) -> str:

@@ -17,7 +17,7 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.software import device_software, software
 from zerotrain.state.position import TrainerState, read_position
 from zerotrain.training.checkpointing import conditions
-from zerotrain.training.checkpointing.conditions import Changes, RecordedConditions
+from zerotrain.training.checkpointing.conditions import Changes
 
 MADE_BY = "made_by.json"
 """File among the records of a checkpoint: {"commit", "code"}."""
@@ -115,9 +115,9 @@ def describe_provenance(
 def _describe_resumed(trains: dict[str, Any], now: dict[str, Any], resume: Path) -> Provenance:
     manifest = artifact.read_manifest(resume, "checkpoint")
     position = read_position(manifest, "checkpoint.json")
-    recorded = conditions.read_conditions(resume) or RecordedConditions({}, {})
-    edited = conditions.changes(recorded, trains, now["cache"]) if recorded.trains else {}
-    changed = edited | conditions.environment_changes(recorded.ran_on, now)
+    recorded = conditions.read_conditions(resume)
+    changed = conditions.changes(recorded, trains)
+    changed |= conditions.environment_changes(recorded.ran_on, now)
     return Provenance(trains, now, continue_history(position, changed), changed)
 
 
@@ -130,9 +130,9 @@ def continue_history(position: TrainerState, changed: Changes) -> list[dict[str,
 
     Returns:
         The entries so far, those for what changed, and one if nothing was recorded of the steps
-        before: an earlier version or another program made them.
+        before: another program made them.
     """
-    unknown = position.step and not any(key.startswith("versions.") for key in position.ran_on)
+    unknown = position.step and not position.ran_on
     begin = (
         conditions.history_entries(position.step, {RECORDED: (None, "from here")})
         if unknown

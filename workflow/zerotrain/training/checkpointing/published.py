@@ -3,15 +3,10 @@
 Its manifest says what the phase trains, as content["trains"], and after an early end the phase's
 `until`, as content["until"]. Commit and code are among the records, which are not part of its
 identity, so that nothing is exported again for them.
-
-That of an earlier version has no `trains`, and its fingerprint.json is in the progress folder,
-which may be gone. Its parents and its position still record some values; the others are unknown and
-count as equal.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -21,13 +16,11 @@ from zerotrain.artifact import MANIFEST, RECORDS, Artifact
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.schedules import learning_rate
 from zerotrain.machine.output import print_message
-from zerotrain.state.position import TrainerState, read_position
+from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing import conditions, set_aside
 from zerotrain.training.checkpointing.conditions import Changes
 from zerotrain.training.checkpointing.inputs import Inputs
-from zerotrain.training.checkpointing.preflight import LAUNCH_KEYS
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 
 KIND = "checkpoint"
@@ -57,7 +50,7 @@ def keep(output: Path, progress: Path, inputs: Inputs) -> bool:
     try:
         checkpoint = artifact.read(output, KIND)
         position = read_position(checkpoint, "checkpoint.json")
-        recorded = conditions.read_conditions(output)
+        made = conditions.read_conditions(output)
     except PipelineError as error:
         raise PipelineError(
             f"{output}: the phase's published checkpoint is damaged, and {progress} holds no other "
@@ -65,15 +58,11 @@ def keep(output: Path, progress: Path, inputs: Inputs) -> bool:
             hint="restore it from a copy; to train the phase from its start instead, move "
             f"{output} away",
         ) from error
-    made = recorded or _read_earlier(checkpoint, position, progress, inputs)
-    changed = conditions.changes(made, inputs.trains, inputs.parents["cache"].identity)
+    changed = conditions.changes(made, inputs.trains)
     if set_aside.is_accepted(progress, inputs.trains):
         changed = {}
-    settled = bool(changed) and recorded is not None  # `prepare` does, once it is put back
+    edited = bool(changed)  # train.on_change decides once it is put back
     if not changed and _has_ended(checkpoint, position.step, phase):
-        if recorded is None:  # the values of the first check count
-            progress.mkdir(parents=True, exist_ok=True)
-            set_aside.write_accepted(progress, inputs.trains)
         print_message(f"{phase.phase}: {output} is what the phase trains, up to step "
              f"{phase.derived.until_step}: it is kept")  # fmt: skip
         os.utime(output / MANIFEST)
@@ -83,7 +72,7 @@ def keep(output: Path, progress: Path, inputs: Inputs) -> bool:
     if not changed and not extended:
         changed = _end_changes(checkpoint, position.step, phase)
     resumes = position.step <= phase.derived.until_step
-    if resumes and (extended or settled or phase.train.on_change == "continue"):
+    if resumes and (extended or edited or phase.train.on_change == "continue"):
         progress.mkdir(parents=True, exist_ok=True)
         with artifact.publish(step_folder(progress, position.step), KIND) as draft:
             _link(checkpoint, draft)
@@ -101,14 +90,6 @@ def _is_published(output: Path) -> bool:
     """Return whether a folder is published, after completing an interrupted replacement."""
     artifact.recover_interrupted_publish(output)
     return artifact.is_published(output)
-
-
-def _read_earlier(
-    checkpoint: Artifact, position: TrainerState, progress: Path, inputs: Inputs
-) -> conditions.RecordedConditions:
-    accepted = set_aside.read_accepted(progress)
-    trains = read_earlier(checkpoint, position, inputs) if accepted is None else accepted
-    return conditions.RecordedConditions(trains, {})
 
 
 def _end_changes(checkpoint: Artifact, step: int, phase: ResolvedPhase) -> Changes:
@@ -160,8 +141,7 @@ def is_current(
 ) -> bool:
     """Return whether a published checkpoint is what its phase trains, according to manifests.
 
-    Nothing is verified or written: this is for planning, and the stage checks again. If neither the
-    checkpoint nor its progress records the values it was trained with, the answer is no.
+    Nothing is verified or written: this is for planning, and the stage checks again.
     """
     try:
         parents = {
@@ -175,16 +155,9 @@ def is_current(
         checkpoint = artifact.read(output, KIND, verify=False)
         position = read_position(checkpoint, "checkpoint.json")
         recorded = conditions.read_conditions(output)
-        rolling = step_folder(progress, position.step)
-        if recorded is None and artifact.is_published(rolling):
-            same = _hashes(artifact.read(rolling, KIND, verify=False)) == _hashes(checkpoint)
-            recorded = conditions.read_conditions(rolling) if same else None
     except (PipelineError, OSError):
         return False
-    if recorded is None:
-        return False
-    cached = parents["cache"].identity
-    differing = conditions.changes(recorded, inputs.trains, cached)
+    differing = conditions.changes(recorded, inputs.trains)
     accepted = set_aside.read_accepted(progress) == inputs.trains
     return _has_ended(checkpoint, position.step, inputs.phase) and (accepted or not differing)
 
@@ -205,18 +178,16 @@ def publish(
         PipelineError: it cannot be written.
     """
     # A phase that is already at its end trains nothing with values that changed since.
-    present, cache = inputs.trains, inputs.parents["cache"].identity
     recorded = conditions.read_conditions(rolling.folder)
-    changed = conditions.changes(recorded, present, cache) if recorded else {}
-    trained = conditions.complete(recorded, present, cache) if recorded else present
-    content: dict[str, Any] = {conditions.TRAINS: trained}
+    changed = conditions.changes(recorded, inputs.trains)
+    content = conditions.manifest_content(recorded.trains)
     if early:  # it completes what these settings request
         content |= {
             "until": inputs.phase.derived.until_step,
             "validation": inputs.phase.derived.validation,
         }
     if changed:
-        set_aside.write_accepted(progress, present)
+        set_aside.write_accepted(progress, inputs.trains)
         values = "; ".join(conditions.format_changes(changed))
         message = (
             f"what is published was trained with other values ({values})"
@@ -240,15 +211,12 @@ def _has_ended(checkpoint: Artifact, step: int, phase: ResolvedPhase) -> bool:
 
 
 def _is_equal_published(output: Path, rolling: Artifact, content: dict[str, Any]) -> bool:
-    """Return whether a checkpoint is already published; earlier versions did not write `trains`."""
+    """Return whether a checkpoint is already published."""
     try:
         checkpoint = artifact.read(output, KIND, verify=False)
     except (PipelineError, OSError):
         return False
-    there = {conditions.TRAINS: content[conditions.TRAINS], **checkpoint.content}
-    if there != content and there != {k: v for k, v in content.items() if k != "validation"}:
-        return False
-    return _hashes(checkpoint) == _hashes(rolling)
+    return checkpoint.content == content and _hashes(checkpoint) == _hashes(rolling)
 
 
 def _hashes(checkpoint: Artifact) -> dict[str, str]:
@@ -259,47 +227,3 @@ def _link(checkpoint: Artifact, draft: artifact.UnpublishedFolder) -> None:
     for name, entry in checkpoint.files.items():
         artifact.link_or_copy(checkpoint.path(name), draft.folder / name)
         draft.known[name] = entry["sha256"]
-
-
-def read_earlier(checkpoint: Artifact, position: TrainerState, inputs: Inputs) -> dict[str, Any]:
-    """Describe what a published checkpoint was trained with, as far as it says so.
-
-    Args:
-        checkpoint: The published checkpoint.
-        position: Its position.
-        inputs: What the phase is trained from now.
-
-    Returns:
-        The present values, except for those that differ in the checkpoint: there a base or a
-        dataset is its identity, and a learning rate that of its step.
-    """
-    phase, trains = inputs.phase, dict(inputs.trains)
-    for name, key in {"base": "base", "cache": "data", "start": "start"}.items():
-        old = checkpoint.parents[name]["identity"] if name in checkpoint.parents else None
-        present = inputs.parents[name].identity if name in inputs.parents else None
-        if old != present:
-            trains[key] = old
-    engine = {**position.engine, "num_processes": position.engine.get("world_size")}
-    known = {key: engine[key] for key in LAUNCH_KEYS if engine.get(key) is not None}
-    known |= {"optimizer": position.optimizer, "lr_scheduler": position.lr_scheduler}
-    known |= {"seed": position.rng.get("seed", phase.seed)}
-    trains |= {key: value for key, value in known.items() if trains.get(key) != value}
-    if (rate := _other_rate(position, inputs)) is not None:
-        trains["learning_rate"] = f"{rate:g} at step {position.step}"
-    return trains
-
-
-def _other_rate(position: TrainerState, inputs: Inputs) -> float | None:
-    """Return a group's learning rate, if none of the phase's groups has it at this step."""
-    phase = inputs.phase
-    rate = learning_rate(phase.train, position.step, position.lr_scheduler_steps)
-    peak = phase.train.learning_rate
-    own = [one.learning_rate for one in phase.train.param_groups]
-    rates = [rate, *(rate * one / peak for one in own if one is not None and peak)]
-    for group in position.param_groups:
-        own_rate = group.get("lr")
-        if isinstance(own_rate, int | float) and not any(
-            math.isclose(own_rate, one, rel_tol=1e-9, abs_tol=1e-18) for one in rates
-        ):
-            return float(own_rate)
-    return None

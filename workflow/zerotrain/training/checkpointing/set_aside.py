@@ -34,7 +34,7 @@ ENVIRONMENT = "ZEROTRAIN_ACCEPTED"
 """Digest of the values that a command accepts for the single start that it makes."""
 
 
-def read_recorded(progress: Path, until: int) -> tuple[int, RecordedConditions | None] | None:
+def read_recorded(progress: Path, until: int) -> tuple[int, RecordedConditions] | None:
     """Read what the checkpoint that a start would resume was trained with.
 
     Args:
@@ -42,8 +42,7 @@ def read_recorded(progress: Path, until: int) -> tuple[int, RecordedConditions |
         until: Last step of the phase; a checkpoint beyond it counts only if there is no other.
 
     Returns:
-        Its step and its record, which is None if nothing says it. None if no checkpoint can be
-        read.
+        Its step and its record. None if no checkpoint can be read.
     """
     steps = sorted(saved_steps(progress), key=lambda step: (step <= until, step), reverse=True)
     for step in steps:
@@ -74,7 +73,7 @@ def set_aside(progress: Path, present: Mapping[str, Any]) -> Path:
     """
     _write(progress / SET_ASIDE, present)
     recorded = read_recorded(progress, 0)
-    of = recorded[1].trains if recorded and recorded[1] else {}
+    of = recorded[1].trains if recorded else {}
     moving = _unused_name(progress, MOVING, digest(of)[:TEXT])
     moving.mkdir()
     return _complete_aside(progress, moving)
@@ -136,19 +135,11 @@ def stale_folders(progress: Path) -> list[Path]:
     return sorted((one for one in folders if saved_steps(one)), key=lambda one: one.stat().st_mtime)
 
 
-def find_matching(
-    progress: Path, until: int, present: Mapping[str, Any], cache: str
-) -> Path | None:
-    """Find progress that was set aside and was trained with exactly the present values.
-
-    What an earlier version set aside is ignored: it has no set_aside.json, and its users did not
-    expect it back.
-    """
+def find_matching(progress: Path, until: int, present: Mapping[str, Any]) -> Path | None:
+    """Find progress that was set aside and was trained with exactly the present values."""
     for stale in reversed(stale_folders(progress)):
-        if not (stale / SET_ASIDE).is_file():
-            continue
         recorded = read_recorded(stale, until)
-        if recorded and recorded[1] and not conditions.changes(recorded[1], present, cache):
+        if recorded and not conditions.changes(recorded[1], present):
             return stale
     return None
 

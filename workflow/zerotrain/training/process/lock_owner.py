@@ -30,18 +30,18 @@ class LockOwner:
     """Start of the process, seconds since the epoch."""
     job: str
     """Slurm job id, or empty."""
-    restart: Number = 0
+    restart: Number
     """Number of times that Slurm has requeued the job."""
-    cluster: str = ""
+    cluster: str
     """Slurm's name of the job's cluster."""
-    user: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    user: Annotated[int, Field(ge=0, lt=2**32)]
     """The user's id: Slurm may hide other users' jobs (PrivateData)."""
 
-    boot: str = ""
-    """The kernel's boot id; empty: not recorded."""
-    pid_namespace: Annotated[int, Field(ge=0)] = 0
-    """Inode of the PID namespace in which the pid is valid; 0: not recorded."""
-    lease: Seconds = 0.0
+    boot: str
+    """The kernel's boot id; empty where it has none."""
+    pid_namespace: Annotated[int, Field(ge=0)]
+    """Inode of the PID namespace in which the pid is valid; 0 if it is unreadable."""
+    lease: Seconds
     """Largest number of seconds between two signs of life; 0: it gives none."""
 
     def is_running(self) -> bool | None:
@@ -55,7 +55,7 @@ class LockOwner:
             if self.restart < me["restart"]:
                 return False
         elif self.job and here is None:
-            own = self.user in (None, os.getuid())
+            own = self.user == os.getuid()
             return slurm_job.runs(self.job, self.cluster, own=own)
         return here
 

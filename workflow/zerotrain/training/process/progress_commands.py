@@ -11,7 +11,6 @@ from zerotrain.training.checkpointing.set_aside import (
     complete_moves,
     is_moving,
     read_asked,
-    read_recorded,
     set_aside,
     stale_folders,
     take_back,
@@ -110,9 +109,6 @@ def accept(phase: Path) -> str:
             return f"{progress}: taken back, resumes from step {saved_steps(progress)[-1]}"
         stale = found_stale[-1]
         present = read_asked(stale)
-        if present is None:  # an earlier version set it aside
-            recorded = read_recorded(progress, 0)
-            present = recorded[1].trains if recorded and recorded[1] else None
         if present is None:
             raise PipelineError(
                 f"{stale}: nothing says for which values it was set aside",

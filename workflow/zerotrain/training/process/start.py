@@ -36,9 +36,7 @@ def prepare(inputs: Inputs, progress: Path) -> None:
     progress_folder.check_entries(progress)
     set_aside.complete_moves(progress)
     messages = progress_folder.clear_leftovers(progress)
-    changes = edited.prepare_progress_folder(
-        progress, inputs.trains, phase, parents["cache"].identity
-    )
+    changes = edited.prepare_progress_folder(progress, inputs.trains, phase)
     if "start" in parents:
         messages += preflight.check_start(parents["start"], phase)
     for line in [*messages, *changes]:

@@ -136,7 +136,7 @@ class TensorBoard:
         begins = not folder.is_dir()
         make_folder(folder)
         self._kept = folder / LAST_STEP
-        # A folder of an earlier version has no such file, and has all points.
+        # On a full disk the file may not have been written; the folder has all points then.
         had = phase.derived.start_step if begins else _read(self._kept).step
         first = step if had is None else min(had, step)
         self._last = step

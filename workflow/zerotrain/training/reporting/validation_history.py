@@ -103,7 +103,7 @@ class ValidationHistory:
         """
         metric, most = settings["metric_for_best_model"], settings["max_samples"]
         for one in self.measured:
-            if one["step"] > self.began and metric in one and one.get("max_samples", most) == most:
+            if one["step"] > self.began and metric in one and one.get("max_samples") == most:
                 value = one[metric]
                 finite = value is not None and math.isfinite(value)
                 yield one["step"], value if finite else math.inf
