@@ -63,7 +63,7 @@ test-gpu: setup ## Run the tests that need an NVIDIA GPU; it fails where there i
 
 fuzz: setup ## Damage 10,000 files of each kind that people exchange (FUZZ_COUNT, FUZZ_SEED change that)
 	@FUZZ_COUNT=$${FUZZ_COUNT:-10000} FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)} \
-	  $(PYTEST) -m slow --dist load -rP tests/hostile/test_fuzz.py $(ARGS)
+	  $(PYTEST) -m soak --dist load -rP tests/hostile/test_fuzz.py $(ARGS)
 
 bench: setup ## Measure on an idle machine what benchmarks/bench.toml lists (ARGS='--only step')
 	@python benchmarks/bench.py $(ARGS)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,6 @@ from zerotrain.pipeline.lineage.index import UnreadableError, load
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.external.accelerate import find_weights
 from zerotrain.state.external.ranks import find_tag_folder
-from zerotrain.state.position import as_document
 from zerotrain.state.state import State
 
 SHA256 = "a7937b64b8caa58f03721bb6bacf5c78cb235febe0e70b1b84cd99541461a08e"  # of "first"
@@ -257,7 +257,7 @@ def test_an_index_of_shards_stays_in_its_folder(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="holds a list, not keys with values"):
         find_weights(tmp_path)
     series = {"count": 1, "tensors": [], "shards": [{"file": "/victim", "sha256": SHA256}]}
-    (tmp_path / "index.json").write_text(json.dumps({"format": 1, "tokens": series}))
+    (tmp_path / "index.json").write_text(json.dumps({"format": 2, "tokens": series}))
     assert refused(listed_shards, tmp_path).what == "index.json: the name '/victim' is absolute"
 
 
@@ -307,7 +307,7 @@ def test_a_position_of_wrong_types_is_one_sentence(
     tmp_path: Path, kind: str, change: dict[str, Any], said: str
 ) -> None:
     """state.json and checkpoint.json with intact hashes and other values: no traceback."""
-    position = as_document(make_position())
+    position = asdict(make_position())
     parts = {"shapes": {}, "slots": {}, "parameters": {}, "fragments": {}}
     if kind == "checkpoint":
         parts["slots"] = []

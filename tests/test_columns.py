@@ -151,3 +151,31 @@ def test_a_file_of_another_class_or_cut_off_is_refused(tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(data[:length])
         with pytest.raises((ValueError, OSError)):
             read_columns(tmp_path / "a", Later)
+
+
+class Turn(NamedTuple):
+    """A record in a tuple that got optional fields."""
+
+    role: str
+    keys: str = ""
+    learned: bool = True
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A record of them."""
+
+    turns: tuple[Turn, ...]
+
+
+def test_an_optional_field_of_an_inner_record_is_stored_where_one_is_set(tmp_path: Path) -> None:
+    """Elsewhere the file is as it was before the class had the field."""
+    plain = [Talk((Turn("a"), Turn("b"))), Talk((Turn("c"),))]
+    set_once = [*plain, Talk((Turn("d", learned=False), Turn("e")))]
+    for records, stored in ((plain, ["role"]), (set_once, ["role", "learned"])):
+        columns = Columns.of(Talk, records)
+        columns.write(tmp_path / "talks.arrow")
+        again = read_columns(tmp_path / "talks.arrow", Talk)
+        assert [*again] == records == [again[place] for place in range(len(records))]
+        data = (tmp_path / "talks.arrow").read_bytes()
+        assert [name for name in Turn._fields if name.encode() in data] == stored

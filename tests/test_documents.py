@@ -16,6 +16,8 @@ from tests.builders.refusals import refused
 from zerotrain.artifact import documents
 from zerotrain.artifact.documents import (
     DocumentError,
+    LeftOut,
+    Names,
     parse_json,
     parse_toml,
     parse_yaml,
@@ -202,3 +204,40 @@ def test_an_index_names_files_of_its_folder(tmp_path: Path, index: Any, why: str
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(json.dumps(index))
     assert refused(read_weight_map, path).what == f"{path}: {why}"
+
+
+def test_a_name_is_used_or_irrelevant_or_left_over() -> None:
+    """In the order of the document; what it does not have is neither."""
+    names = Names({"role": 1, "id": 2, "foo": 3, "bar": 4})
+    names.use("role", "content")
+    assert names.ignore({"id": "it only names it", "index": "so does this"}) == {
+        "id": "it only names it"
+    }
+    assert names.leftovers() == ["foo", "bar"]
+
+
+def test_what_is_left_over_is_counted_for_each_kind_of_record() -> None:
+    """A count is the same after a way through JSON; nothing is left out of nothing."""
+    counted, more = LeftOut(), LeftOut()
+    counted.add("turn", ["foo", "bar"])
+    more.add("turn", ["foo"], records=1200)
+    more.add("row", ["foo"])
+    counted.update(more)
+    again = LeftOut(json.loads(json.dumps(counted.counts())))
+    assert counted.lines() == again.lines() == [
+        "left out: key foo of 1 row",
+        "left out: key foo of 1,201 turns",
+        "left out: key bar of 1 turn",
+    ]  # fmt: skip
+    assert (LeftOut().lines(), LeftOut().counts()) == ([], {})
+
+
+def test_of_many_names_the_most_frequent_are_listed() -> None:
+    """Short, and in valid Unicode: a document of somebody else chose them."""
+    counted = LeftOut()
+    counted.add("row", ["\ud800" + "x" * 200], records=2)
+    counted.add("row", [f"key{n}" for n in range(30)])
+    lines = counted.lines()
+    assert lines[0] == f"left out: key \\ud800{'x' * 79} of 2 rows"
+    assert lines[-1] == "left out: 11 further keys of rows"
+    assert len(lines) == 21

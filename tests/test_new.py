@@ -14,8 +14,8 @@ from PIL import Image
 from ruamel.yaml import YAML
 from safetensors.torch import save_file
 from tests.conftest import ROOT
+from tests.pages.configuration import schema
 
-from zerotrain.cli.docs.configuration import schema
 from zerotrain.config.families import FAMILIES
 from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.config.read import parse_config, read_config

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.pages.tables import optimizers_tables, replace_generated
 
-from zerotrain.cli.docs.tables import optimizers_tables, replace_generated
 from zerotrain.config import optimizers
 from zerotrain.config.optimizer_arguments import read_optimizer_args
 from zerotrain.training.optim.lion import Lion

@@ -11,6 +11,7 @@ from PIL import Image
 from tests.builders.commands import run_zerotrain
 from tests.builders.photographs import CONFIG, write_photographs
 from tests.builders.runs import make_run
+from tests.families.texts import build
 
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
@@ -222,6 +223,36 @@ def test_text_is_shown_without_a_sheet(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out == shown.replace(
         f"{file}\n", f"{PREPARED}; {file} cannot be read now\n", 1
     )
+
+
+@pytest.mark.parametrize("template", ["{{ m.content }}", "{{ m.reasoning_content }}"])
+def test_keys_that_are_not_used_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], template: str
+) -> None:
+    """Those of the source, also where only the prepared dataset is left, and those that the base's
+    chat template does not take, where the base is."""
+    answer = {"role": "assistant", "content": "b", "reasoning": "hm", "foo": 1}
+    forgiven = {"role": "assistant", "content": "c", "weight": 0}
+    turns = [{"role": "user", "content": "a"}, forgiven, {"role": "user", "content": "a"}, answer]
+    file = tmp_path / "talks.json"
+    file.write_text(json.dumps([{"messages": turns, "score": 1}] * 2))
+    base = build("causal_lm", tmp_path / "base")
+    (base / "chat_template.jinja").write_text(f"{{% for m in messages %}}{template}{{% endfor %}}")
+    data = {"source": "text", "path": str(file)}
+    run = parse_config(make_run(family="causal_lm", data=data, base=str(base)), "test")
+    prepare_dataset(run.data, PREPARED)
+    assert "WARNING: left out: key foo of 2 turns" in capsys.readouterr().err
+    for _ in range(2):
+        assert show_data(run, checked_images) == 0
+        shown = capsys.readouterr().out
+        assert "  reasoning_content     2 turns\n" in shown
+        assert "  not learned           2 answers (weight: 0 or train: false)\n" in shown
+        assert (
+            "\nLeft out\n  key score             2 rows\n  key foo               2 turns\n" in shown
+        )
+        unused = "  reasoning_content     2 turns: the chat template does not take it\n"
+        assert (unused in shown) is ("reasoning" not in template)
+        file.unlink(missing_ok=True)
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def lines_of(out: Path) -> dict[str, dict[str, Any]]:
     return {line["name"]: line for line in map(json.loads, lines)}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_nothing_is_missing_with_only_the_wheels(bare, tmp_path: Path) -> None:
     """Every measurement and one round of the tuning succeed with all figures, and run once."""
     reuse_compiled_ops(bare[0])
@@ -104,7 +104,7 @@ def test_nothing_is_missing_with_only_the_wheels(bare, tmp_path: Path) -> None:
     assert out.read_bytes() == before
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_without_compiled_adam_the_rest_is_measured(bare, tmp_path: Path) -> None:
     """torch's optimizer steps in, and the line says so; each measurement can be a new Python."""
     reuse_compiled_ops(bare[0])

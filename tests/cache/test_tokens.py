@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
 
 from zerotrain import artifact
 from zerotrain.artifact import file_sha256
-from zerotrain.cache.reader import stacked
+from zerotrain.cache.reader import read_cache, stacked
 from zerotrain.cache.token_layout import pack
 from zerotrain.data import dataset_folder
 from zerotrain.data.conversation import TEXTS, Message, conversation
@@ -66,8 +66,8 @@ def test_what_has_no_room_for_an_answer_is_left_out_and_named(bases, tmp_path, c
     assert len(cache.entries) == len(TALKS)
     said = capsys.readouterr()
     assert (
-        "WARNING: 2 of 7 examples are left out: their questions alone fill max_length 32 "
-        "(line 0, line 1)\n"
+        "WARNING: 2 of 7 examples are left out: no answer that is learned begins within "
+        "max_length 32 (line 0, line 1)\n"
     ) in said.err
     cached(tmp_path, bases["causal_lm"], talks)
     said = capsys.readouterr()
@@ -75,6 +75,35 @@ def test_what_has_no_room_for_an_answer_is_left_out_and_named(bases, tmp_path, c
     assert "2 of 7 examples are left out" in said.err
     with pytest.raises(PipelineError, match="leave no answer of any example"):
         cached(tmp_path / "none", bases["causal_lm"], talks[:2])
+
+
+@pytest.mark.parametrize(("takes", "count"), [(False, 2), (True, 0)])
+def test_thoughts_that_the_chat_template_does_not_take_are_named(tmp_path, capsys, takes, count):
+    """Each time, also where all is in the cache; a template that takes them gets them."""
+    thought = Message("assistant", "3", '{"reasoning_content": "hm"}')
+    talks = [[Message("user", "1+2="), thought], [Message("user", "2+1="), thought]]
+    samples = [conversation(f"line {n}", talk, 0.0) for n, talk in enumerate(talks)]
+    dataset_folder.publish_dataset(tmp_path / "data", TEXTS, samples, repeats=1)
+    shown = "{{ m.reasoning_content }}" if takes else ""
+    with artifact.publish(tmp_path / "base", "base") as draft:
+        build("causal_lm", draft.folder)
+        (draft.folder / "chat_template.jinja").write_text(
+            f"{{% for m in messages %}}{shown}{{{{ m.content }}}}\n{{% endfor %}}"
+        )
+        draft.known = {p.name: file_sha256(p) for p in draft.folder.iterdir()}
+        draft.content = {"family": "causal_lm", "parts": part_digests(draft.known)}
+    settings = CacheSettings.of(run_config())
+    for _ in range(2):
+        cache_latents(settings, 32, tmp_path / "data", tmp_path / "base", tmp_path / "cache")
+        said = capsys.readouterr().err
+        warning = (
+            f"WARNING: left out: reasoning_content of {count} turns: the chat template does not "
+            "take it\n"
+        )
+        assert (warning in said) is not takes
+        assert said.count("left out") == (not takes)
+    tokens = read_cache(tmp_path / "cache").sample(0)
+    assert len(tokens["input_ids"]) == len("1+2=\n3\n") + 2 * takes
 
 
 def test_what_a_chat_template_does_not_show_is_counted_and_what_it_refuses_is_named(

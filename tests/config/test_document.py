@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 from pydantic import BaseModel
 from ruamel.yaml import YAML
+from tests.pages.configuration import documents, schema
 
-from zerotrain.cli.docs.configuration import documents, schema
 from zerotrain.config.read import parse_config
 from zerotrain.config.section import Section
 

@@ -13,7 +13,12 @@ from tests.builders.images import make_image_config
 from tests.builders.refusals import refused
 
 from zerotrain.config.captions import CaptionConfig
-from zerotrain.data.captions import edit_captions, prepare_captions, vary_captions
+from zerotrain.data.captions import (
+    describe_placeholders,
+    edit_captions,
+    prepare_captions,
+    vary_captions,
+)
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.source import Found
 from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -154,3 +159,15 @@ def test_an_emptied_caption_is_listed_and_refused(tmp_path: Path) -> None:
     config = make_image_config(images, data={"caption_filter_list": ["blurry"]})
     error = refused(prepare_dataset, config.data, tmp_path / "dataset")
     assert "a.png: nothing is left of its caption" in str(error)
+
+
+def test_placeholders_that_nothing_replaces_are_named() -> None:
+    """ai-toolkit puts its trigger word there; here they would be words of the prompt."""
+    found = [Found("a", "[trigger] in a park"), Found("b", "a park"), Found("c", "a [trigger]")]
+    options = CaptionConfig()
+    entries, _ = edit_captions(found, lambda file: options)
+    assert str(describe_placeholders(entries)).startswith("2 captions have [trigger]")
+    options = CaptionConfig(caption_replacements={"[trigger]": "sks"})
+    entries, _ = edit_captions(found, lambda file: options)
+    assert [entry.caption for entry in entries] == ["sks in a park", "a park", "a sks"]
+    assert describe_placeholders(entries) is None

@@ -141,12 +141,13 @@ def test_a_row_naming_a_refused_link_counts_once(images, found, tmp_path):
 
 
 def test_values_that_are_no_text_are_reported(images, found, tmp_path):
-    folder = images(a=None, b=None, c=None)
+    folder = images(a=None, b=None, c=None, d=None)
     rows = [
         {"file_name": "a.png", "text": ["one", "two"]},
         {"file_name": "b.png", "text": None},
         {"file_name": "c.png", "text": "\ud800"},
         {"file_name": 7, "text": "x"},
+        {"file_name": "d.png", "text": float("nan")},
     ]
     table = tmp_path / "t.jsonl"
     table.write_text("\n".join(json.dumps(row) for row in rows))
@@ -156,6 +157,7 @@ def test_values_that_are_no_text_are_reported(images, found, tmp_path):
         "b.png": "t.jsonl line 2: no text",
         "c.png": "t.jsonl line 3: text is not valid Unicode",
         "t.jsonl line 4": "no file_name",
+        "d.png": "t.jsonl line 5: no text",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.families.texts import asked
 from zerotrain.data import dataset_folder
 from zerotrain.data.conversation import TEXTS, Message, conversation
 from zerotrain.evaluation.results import ANSWERS, Answer, read_answers
-from zerotrain.evaluation.text import EvaluateSettings, measure_text
+from zerotrain.evaluation.text import EvaluateSettings, _right_answer, measure_text
 from zerotrain.models.families import load_family
 from zerotrain.models.families.tokens import IGNORED
 
@@ -130,3 +131,22 @@ def test_the_prompt_to_try_is_the_last_question_alone(bases, tmp_path):
     made.write(tmp_path)
     assert made.prompts == ["5+1="]
     assert read_answers(tmp_path / ANSWERS) == [Answer("add\n1+1=\n2\n5+1=", "6", "6")]
+
+
+def test_a_right_answer_with_a_call_is_what_the_template_renders(bases):
+    """Without the tokens that end it, as the generated one; a plain answer is its content."""
+    tokenizer = load_family("causal_lm").load_tokenizer(bases["causal_lm"])
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function | tojson }}{% endfor %}{{ eos_token }}{% endfor %}"
+    )
+    function = {"name": "add", "arguments": {"x": 1}}
+    keys = json.dumps({"tool_calls": [{"type": "function", "function": function}]})
+    for answer, right in (
+        (Message("assistant", "", keys), json.dumps(function)),
+        (Message("assistant", " 3 "), "3"),
+        (Message("assistant", "3", keys, learned=False), "3"),
+    ):
+        talk = conversation("line 1", [*asked("5+1=", "6").messages[:1], answer], 0.0)
+        tokens = load_family("causal_lm").tokenise(tokenizer, talk.messages, 100)
+        assert _right_answer(tokenizer, talk, tokens) == right

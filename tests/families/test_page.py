@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tests.conftest import ROOT
 from tests.families.promises import LINE, TOY
-
-from zerotrain.cli.docs.tables import families_table, replace_generated
+from tests.pages.tables import families_table, replace_generated
 
 PAGE = ROOT / "docs" / "families.md"
 

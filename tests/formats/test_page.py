@@ -14,11 +14,11 @@ from tests.builders.runs import make_run
 from tests.conftest import ROOT
 from tests.formats.conftest import ADAPTER, LAYERS
 from tests.formats.languages import exported
+from tests.pages.tables import formats_table, replace_generated
 from typer.testing import CliRunner
 
 from zerotrain import cli
 from zerotrain.artifact import write_json
-from zerotrain.cli.docs.tables import formats_table, replace_generated
 from zerotrain.export.formats import FORMATS
 
 PAGE = ROOT / "docs" / "exporting.md"

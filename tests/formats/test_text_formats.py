@@ -148,6 +148,20 @@ def test_peft_finds_the_base_by_itself(language, tmp_path):
     assert torch.equal(language.logits(by_hand), expected)
 
 
+def test_the_base_of_a_project_is_named_from_anywhere(language, tmp_path, monkeypatch):
+    """A run's manifest has paths from the project; peft loads from any folder."""
+    monkeypatch.chdir(language.base.parent)
+    parents = {"base": artifact.read(Path(language.base.name), "base")}
+    source = artifact.read(language.lora, "weights")
+    with artifact.publish(tmp_path / "weights", "weights", parents=parents) as draft:
+        for name in source.files:
+            artifact.link_or_copy(source.path(name), draft.folder / name)
+        draft.content = source.content
+    convert(tmp_path / "weights", "peft", tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(language.base)
+
+
 def test_a_base_of_the_hub_is_named_by_its_id(language, tmp_path):
     """With the commit that was trained."""
     base = publish_base(language.name, tmp_path / "base", "Qwen/Qwen2.5-7B")

@@ -17,6 +17,7 @@ from tests.builders.images import make_pictures, write_pictures
 from tests.builders.talks import publish_dataset
 from tests.hostile.reader import Reader, vouch_for
 
+from zerotrain.artifact.documents import LeftOut
 from zerotrain.cache.reader import Cache, read_cache
 from zerotrain.config.data import DataConfig
 from zerotrain.data.conversation import read_conversations
@@ -36,6 +37,18 @@ TALKS: dict[str, list[dict[str, Any]]] = {
                            {"role": "assistant", "content": "3"}]}],
     "sharegpt": [{"conversations": [{"from": "human", "value": "a"},
                                     {"from": "gpt", "value": "b"}]}],
+    "tools": [{"system": "c", "tools": [{"type": "function", "function": {"name": "add"}}],
+               "messages": [{"role": "user", "content": [{"type": "text", "text": "1+2?"}]},
+                            {"role": "assistant", "content": None, "weight": 0, "reasoning": "d",
+                             "tool_calls": [{"id": "1", "function": {
+                                 "name": "add", "arguments": '{"x": 1}'}}]},
+                            {"role": "tool", "content": "3", "tool_call_id": "1"},
+                            {"role": "assistant", "content": "3", "train": True}]}],
+    "calls": [{"tools": '[{"name": "add"}]',
+               "conversations": [{"from": "human", "value": "a"},
+                                 {"from": "function_call", "value": '{"name": "add"}'},
+                                 {"from": "observation", "value": "b"},
+                                 {"from": "gpt", "value": "c"}]}],
 }  # fmt: skip
 
 
@@ -65,7 +78,9 @@ def _write_talks(folder: Path) -> None:
 
 
 def _read_talks(_: Path, file: Path) -> None:
-    read_conversations_of(DataConfig(source="text", path=str(file)))
+    counted = LeftOut()
+    read_conversations_of(DataConfig(source="text", path=str(file)), counted)
+    counted.lines()
 
 
 def _write_shards(folder: Path) -> None:

@@ -207,17 +207,11 @@ def test_a_column_that_points_beyond_its_values() -> None:
         assert refused(read, found).what.startswith("samples.arrow: damaged: ")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"repeats": None}, "repeats is None, not a number of times"),
-        ({"identity": None}, "conversations: KeyError: 'conversations'"),
-    ],
-)
-def test_a_dataset_whose_manifest_lacks_a_key(tmp_path: Path, change: Any, said: str) -> None:
+def test_a_dataset_whose_manifest_lacks_a_key(tmp_path: Path) -> None:
     """The manifest is named."""
     file = publish_dataset(tmp_path / "data") / "manifest.json"
     manifest = json.loads(file.read_bytes())
-    content = {name: one for name, one in manifest["content"].items() if name not in change}
+    content = {name: one for name, one in manifest["content"].items() if name != "repeats"}
     write(file, {**manifest, "content": content})
-    assert refused(read_conversations, tmp_path / "data").what == f"{file}: {said}"
+    said = refused(read_conversations, tmp_path / "data").what
+    assert said == f"{file}: repeats is None, not a number of times"

@@ -19,13 +19,19 @@ ALL = {**READERS, **TEMPLATE_READERS}
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "DeepSpeed checkpoint"])
+LONG = "DeepSpeed checkpoint"
+"""DeepSpeed's engine takes long to write whole ones."""
+
+
+@pytest.mark.parametrize(
+    "name", [*(name for name in ALL if name != LONG), pytest.param(LONG, marks=pytest.mark.slow)]
+)
 def test_a_corpus_of_damaged_files(name: str, tmp_path: Path) -> None:
-    """Always the same few of each reader; DeepSpeed's engine takes long to write whole ones."""
+    """Always the same few of each reader."""
     assert fuzz(name, ALL[name], tmp_path, count=20, seed=0, seconds=60) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", READERS)
 def test_damaged_files_are_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
     """FUZZ_COUNT inputs of FUZZ_SEED; `make fuzz` takes 10,000 of each reader."""
@@ -33,7 +39,7 @@ def test_damaged_files_are_refused_in_a_sentence(name: str, tmp_path: Path) -> N
     assert fuzz(name, READERS[name], tmp_path, COUNT, SEED) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", TEMPLATE_READERS)
 def test_damaged_templates_are_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
     """In a process that forks fast."""

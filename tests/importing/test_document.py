@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from zerotrain.cli.docs.tables import IMPORTED, importing_tables, replace_generated
+from tests.pages.tables import IMPORTED, importing_tables, replace_generated
 
 PAGE = Path(__file__).parents[2] / "docs" / "importing.md"
 

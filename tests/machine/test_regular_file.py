@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import socket
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,3 +117,22 @@ def test_a_missing_file_is_a_sentence(place: Path, name: str) -> None:
 def test_an_impossible_name_is_a_sentence(tmp_path: Path, name: str, why: str) -> None:
     """A request of the builder's page can hold any."""
     assert why in refused(open_to_read, tmp_path / name).what
+
+
+def test_an_error_keeps_nothing_of_its_callers_alive(tmp_path: Path) -> None:
+    """Such as a lock, which ends with the last reference to it."""
+
+    class Held:
+        pass
+
+    def look(held: Held) -> weakref.ref[Held]:
+        with contextlib.suppress(FileNotFoundError):
+            open_to_read(tmp_path / "missing")
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        left = look(Held())
+        assert left() is None
+    finally:
+        gc.enable()

@@ -18,7 +18,8 @@ from zerotrain.training.reporting.validation_history import write_finished
 POSITION = {
     "run": "cats", "phase": "plain", "step": 250, "samples": 1000, "optimizer": "adamw",
     "optimizer_step": 250, "param_groups": [], "lr_scheduler": "constant",
-    "lr_scheduler_steps": 300, "rng": {}, "engine": {}, "loss_scale": None,
+    "lr_scheduler_steps": 300, "rng": {}, "engine": {}, "loss_scale": None, "ran_on": {},
+    "history": [],
 }  # fmt: skip
 ADAM = ["master", "exp_avg", "exp_avg_sq"]
 
@@ -33,7 +34,7 @@ def state(folder: Path, slots: list[str], **changes: Any) -> artifact.Artifact:
 
 def changed(now: ResolvedPhase) -> Changes:
     """What a phase has otherwise than the one that was trained."""
-    return changes(RecordedConditions(make_phase().numbers(), {}), now.numbers(), "")
+    return changes(RecordedConditions(make_phase().numbers(), {}), now.numbers())
 
 
 @pytest.fixture

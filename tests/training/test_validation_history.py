@@ -20,10 +20,10 @@ from zerotrain.training.reporting.validation_history import (
 
 def history(values: list[float], began: int = 0) -> ValidationHistory:
     """A baseline of 0, lower than anything, and a value for each step after it."""
-    measured = [{"step": began, "val_loss": 0.0}]
-    return ValidationHistory(
-        began, measured + [{"step": began + n, "val_loss": v} for n, v in enumerate(values, 1)]
-    )
+    measured = [
+        {"step": began + n, "val_loss": v, "max_samples": 64} for n, v in enumerate([0.0, *values])
+    ]
+    return ValidationHistory(began, measured)
 
 
 def settings(patience: int | None = None, threshold: float = 0.0) -> dict[str, Any]:

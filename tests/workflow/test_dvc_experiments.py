@@ -40,7 +40,7 @@ def test_experiments_leave_the_examples_pointer_as_it_is(tmp_path):
     assert (tmp_path / shipped.name).read_text() == shipped.read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_experiment_in_a_copy_is_applied(project):
     """`--temp` changes nothing here; applied, it leaves nothing to do. Its value, which DVC writes
     as YAML 1.1 reads text, is a number to us."""

@@ -3,8 +3,8 @@
 Each field is a column (https://arrow.apache.org/docs/format/Columnar.html, the IPC file format, one
 record batch, uncompressed). sha256 digests take 32 bytes, whole numbers four or eight, a Literal
 one; tuples are lists, and records in tuples are structs. A column whose values are all the field's
-default is left out, and a null is the default: when a class gets another optional field, files stay
-readable and equal to the byte.
+default is left out, also of records in tuples, and a null is the default: when a class gets another
+optional field, files stay readable and equal to the byte.
 """
 
 from __future__ import annotations
@@ -213,6 +213,8 @@ def read_columns(path: Path, record: type[T]) -> Columns[T]:
 
 def _defaults(record: type[Any]) -> dict[str, Any]:
     """Return the defaults of optional fields, by name."""
+    if hasattr(record, "_field_defaults"):
+        return dict(record._field_defaults)
     return {one.name: one.default for one in fields(record) if one.default is not MISSING}
 
 
@@ -261,8 +263,12 @@ def _array(values: Sequence[Any], default: Any, name: str) -> pa.Array:
     if kinds == {bool}:
         return pa.array(values, pa.bool_())
     if len(kinds) == 1 and _is_record(of := next(iter(kinds))):
-        inner = {one: _array([getattr(v, one) for v in values], MISSING, f"{name}.{one}")
-                 for one in get_type_hints(of)}  # fmt: skip
+        defaults = _defaults(of)
+        inner = {}
+        for one in get_type_hints(of):
+            found = [getattr(v, one) for v in values]
+            if one not in defaults or any(value != defaults[one] for value in found):
+                inner[one] = _array(found, MISSING, f"{name}.{one}")
         return pa.StructArray.from_arrays([*inner.values()], [*inner])
     raise TypeError(f"{name}: no column holds {', '.join(sorted(kind.__name__ for kind in kinds))}")
 

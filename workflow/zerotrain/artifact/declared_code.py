@@ -19,7 +19,7 @@ WITHOUT_EFFECT = (
     *_files("artifact/", "__init__ direct_io in_use"),
     "artifact/documents/",
     *_files("config/", "families launch objective section suggestions training"),
-    *_files("data/", "conversation dataset"),
+    "data/conversation.py",
     *_files("launch/", "files"),
     *_files("machine/", "child_process compiled_ops memory_watch regular_file"),
     *_files("models/", "adapter_config pretrained"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from zerotrain.cache.unchanged import carry_index, same_index
 from zerotrain.cache.writer import StoredShards, Tensors, place, write_series
 from zerotrain.config.families import ROOT
 from zerotrain.config.stage_settings import CacheSettings
-from zerotrain.data.conversation import Conversation, read_conversations
+from zerotrain.data.conversation import Conversation, count_keys, read_conversations
 from zerotrain.errors import PipelineError
 from zerotrain.machine.progress_bar import progress
 from zerotrain.models.base import in_part
@@ -51,12 +52,22 @@ class Tokenising:
         self.left_out = 0
         """Number of tokenised answers that the chat template does not mark as generated."""
         self._base = base
-        self._tokenizer: Any = None
         self._parts = {
             name: found
             for name, found in base.content["parts"].items()
             if not in_part(name, ROOT) and name not in CONFIGURATION
         }
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Load the base's tokenizer."""
+        return self.family.load_tokenizer(self._base.folder)
+
+    def unused(self, samples: Iterable[Conversation]) -> dict[str, int]:
+        """Return keys of turns that the tokenizer does not show, and how many turns have each."""
+        counts = count_keys(samples)
+        unused = self.family.unused_keys(self.tokenizer) if counts else ()
+        return {key: counts[key] for key in unused if key in counts}
 
     def key(self, sample: Conversation) -> str:
         """Compute the key of a conversation."""
@@ -73,10 +84,8 @@ class Tokenising:
         Raises:
             PipelineError: the tokenizer's chat template does not accept it.
         """
-        if self._tokenizer is None:
-            self._tokenizer = self.family.load_tokenizer(self._base.folder)
         try:
-            found = self.family.tokenise(self._tokenizer, sample.messages, self.max_length)
+            found = self.family.tokenise(self.tokenizer, sample.messages, self.max_length)
         except PipelineError as error:
             raise PipelineError(f"{sample.file}: {error.what}", hint=error.hint) from error
         found = found or Tokens([], [])
@@ -146,8 +155,14 @@ def cache_text(
     if left_out := [sample.file for key, sample in by_key.items() if key not in lengths]:
         named = ", ".join(left_out[:MOST_SAID]) + ", ..." * (len(left_out) > MOST_SAID)
         print(
-            f"WARNING: {len(left_out)} of {len(by_key)} examples are left out: their questions "
-            f"alone fill max_length {max_length} ({named})",
+            f"WARNING: {len(left_out)} of {len(by_key)} examples are left out: no answer that is "
+            f"learned begins within max_length {max_length} ({named})",
+            file=sys.stderr,
+        )
+    for name, count in tokenising.unused(samples.samples).items():
+        turns = f"{count:,} turn{'s' * (count != 1)}"
+        print(
+            f"WARNING: left out: {name} of {turns}: the chat template does not take it",
             file=sys.stderr,
         )
     if tokenising.left_out:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from zerotrain.config.captions import CaptionConfig
 
 
+PLACEHOLDER = "[trigger]"
+
+
 def edit_captions(
     found: Iterable[Found], options_of: Callable[[str], CaptionConfig]
 ) -> tuple[list[Found], Counter[str]]:
@@ -92,6 +95,18 @@ def describe_changes(changed: Counter[str], total: int) -> str | None:
         return None
     counts = ", ".join(f"{key} {count}" for key, count in changed.items())
     return f"captions changed, of {total}: {counts}"
+
+
+def describe_placeholders(found: Iterable[Found]) -> str | None:
+    """Describe how many captions have a placeholder that nothing replaces; None if none has."""
+    texts = [caption for entry in found for caption in (entry.caption, *entry.other_captions)]
+    count = sum(PLACEHOLDER in text for text in texts)
+    if not count:
+        return None
+    return (
+        f"{count} captions have {PLACEHOLDER}, a placeholder of ai-toolkit, which is trained as it "
+        f"stands: `data.caption_replacements: {{'{PLACEHOLDER}': WORD}}` replaces it"
+    )
 
 
 class _Editor:

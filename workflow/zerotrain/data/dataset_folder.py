@@ -21,7 +21,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, Artifact
 from zerotrain.artifact.columns import Columns, read_columns
-from zerotrain.artifact.documents import read_json_lines
+from zerotrain.artifact.documents import LeftOut, check_type, read_json_lines
 from zerotrain.artifact.manifest import DATASET, IDENTITY
 from zerotrain.artifact.rebuilding import rebuild_hint
 from zerotrain.artifact.whole_file import sync
@@ -83,11 +83,21 @@ def publish_dataset(
     *,
     repeats: int,
     bad: Sequence[Bad] = (),
+    left_out: LeftOut | None = None,
     made_by: Mapping[str, Any] | None = None,
 ) -> Path:
     """Publish a dataset; its caches in the folder stay.
 
     Runs that share a dataset may publish it at once: one waits for the other.
+
+    Args:
+        folder: Its folder.
+        of: The class of its samples.
+        samples: The usable samples.
+        repeats: How often an epoch sees each.
+        bad: The others.
+        left_out: Counts the names in the source that are not used.
+        made_by: Facts about its maker, no part of its identity.
 
     Returns:
         The file that lists the bad samples.
@@ -96,7 +106,9 @@ def publish_dataset(
         PipelineError: something else is in the lock's place.
         DiskError: the disk is full or read-only, or fails.
     """
-    facts = {"repeats": repeats, "count": count_samples(samples, bad)}
+    facts: dict[str, Any] = {"repeats": repeats, "count": count_samples(samples, bad)}
+    if left_out is not None and (counts := left_out.counts()):
+        facts["left_out"] = counts
     with _one_at_a_time(folder):
         return _publish(folder, of, samples, bad, facts, made_by)
 
@@ -183,8 +195,22 @@ def read_repeats(found: Artifact) -> int:
     repeats = found.content.get("repeats")
     if isinstance(repeats, int) and repeats > 0:
         return repeats
-    raise PipelineError(
-        f"{found.folder / MANIFEST}: repeats is {repeats!r:.40}, not a number of times",
+    raise _damaged(found, f"repeats is {repeats!r:.40}, not a number of times")
+
+
+def read_left_out(found: Artifact) -> LeftOut:
+    """Read the names in a dataset's source that are not used.
+
+    Raises:
+        PipelineError: the manifest has no such numbers.
+    """
+    where = found.folder / MANIFEST
+    return LeftOut(check_type(found.content.get("left_out", {}), dict[str, dict[str, int]], where))
+
+
+def _damaged(found: Artifact, why: str) -> PipelineError:
+    return PipelineError(
+        f"{found.folder / MANIFEST}: {why}",
         hint=rebuild_hint(found.folder, found.kind, found.parents),
     )
 

@@ -11,7 +11,7 @@ from itertools import takewhile
 from statistics import median
 from typing import TYPE_CHECKING
 
-from zerotrain.data.conversation import PROMPT, Conversation
+from zerotrain.data.conversation import PROMPT, SYSTEM, TOOLS, Conversation, count_keys
 from zerotrain.data.duplicates import BITS, DISTANCE, equal_groups, near_groups
 from zerotrain.data.image_summary import (
     BucketUse,
@@ -85,9 +85,17 @@ def image_sections(
 
 
 def text_sections(
-    samples: Sequence[Conversation], bad: Sequence[Mapping[str, str]]
+    samples: Sequence[Conversation],
+    bad: Sequence[Mapping[str, str]],
+    left_out: Sequence[Row] = (),
 ) -> list[Section]:
-    """Return the figures of a dataset of text; `bad` has `file` and `reason` of refused rows."""
+    """Return the figures of a dataset of text.
+
+    Args:
+        samples: The usable examples.
+        bad: `file` and `reason` of each refused row.
+        left_out: Names of the source that are not used, with their numbers.
+    """
     sections = [_counts(samples, bad)]
     if samples:
         turns = Counter(
@@ -100,10 +108,13 @@ def text_sections(
                 [
                     *_histogram([(_number(turn, "answer"), turns[turn]) for turn in sorted(turns)]),
                     *_system_messages(samples),
+                    *_further_turns(samples),
                 ],
             ),
             Section("Duplicates", [*_text_duplicates(samples)]),
         ]
+    if left_out:
+        sections.append(Section("Left out", [*left_out]))
     return [*sections, *_problems(bad)]
 
 
@@ -217,13 +228,29 @@ def _text_lengths(samples: Sequence[Conversation]) -> Iterator[Row]:
 
 def _system_messages(samples: Sequence[Conversation]) -> Iterator[Row]:
     systems = [
-        message.content for one in samples for message in one.messages if message.role == "system"
+        message.content for one in samples for message in one.messages if message.role in SYSTEM
     ]
     if systems:
         yield (
             "system messages",
             f"{len(systems):,}, {len({*systems}):,} different",
         )
+
+
+def _further_turns(samples: Sequence[Conversation]) -> Iterator[Row]:
+    """Yield rows about tools, thoughts, and answers that are not learned."""
+    roles = Counter(message.role for one in samples for message in one.messages)
+    if tools := roles[TOOLS]:
+        yield "with tools", _number(tools, "example")
+    for key, count in sorted(count_keys(samples).items()):
+        yield key, _number(count, "turn")
+    unlearned = sum(
+        message.role == "assistant" and not message.learned
+        for one in samples
+        for message in one.messages
+    )
+    if unlearned:
+        yield "not learned", f"{_number(unlearned, 'answer')} (weight: 0 or train: false)"
 
 
 def _text_duplicates(samples: Sequence[Conversation]) -> Iterator[Row]:

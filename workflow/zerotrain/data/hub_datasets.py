@@ -30,7 +30,8 @@ def hub_rows(
     names = data.label_names
     if names is None and data.response_column in found.features:
         names = getattr(found.features[data.response_column], "names", None)
-    return ((f"{data.hub_split} row {i}", row) for i, row in enumerate(found, 1)), names
+    rows = ({column: _without_nulls(value) for column, value in row.items()} for row in found)
+    return ((f"{data.hub_split} row {i}", row) for i, row in enumerate(rows, 1)), names
 
 
 def load_split(data: DataConfig) -> Any:
@@ -70,6 +71,16 @@ def load_split(data: DataConfig) -> Any:
             "on a node without internet run `zerotrain fetch CONFIG` on the login node and source "
             "its env.sh in jobs",
         ) from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a cell without keys whose value is null, at every level.
+
+    All structs of a column have the same fields: those that an object does not have are null.
+    """
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _is_decoded(feature: Any) -> bool:

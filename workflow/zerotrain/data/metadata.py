@@ -19,6 +19,7 @@ from zerotrain.artifact.documents import DocumentError, parse_json
 from zerotrain.data.source import Found
 from zerotrain.data.table import (
     csv_rows,
+    is_absent,
     json_rows,
     jsonl_rows,
     parquet_rows,
@@ -137,7 +138,7 @@ def _named_files(cell: Any) -> list[str]:
             raise ValueError(f"is not a JSON list ({error.why})") from error
     elif text is not None:
         cell = [text] if text else []
-    if cell is None:
+    if is_absent(cell):
         return []
     if not isinstance(cell, list) or not all(isinstance(one, str) and one.strip() for one in cell):
         raise ValueError("is neither a file name nor a list of them")
@@ -161,7 +162,7 @@ def _wrong_place(name: str, root: Path, images: Collection[str]) -> str | None:
 
 
 def _wrong_caption(caption: Any, column: str) -> str | None:
-    if caption is None:
+    if is_absent(caption):
         return f"no {column}"
     if not isinstance(caption, str):
         return f"{column} is {type(caption).__name__}, not text"

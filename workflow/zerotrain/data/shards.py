@@ -20,7 +20,7 @@ from zerotrain.config.image_options import WHITE
 from zerotrain.data.caption_file import MOST_BYTES
 from zerotrain.data.listing import EXTENSIONS, check_usable_path, root_of
 from zerotrain.data.source import MOST_IMAGE_BYTES, Found, Source
-from zerotrain.data.table import check_parquet, printable
+from zerotrain.data.table import check_parquet, is_absent, printable
 from zerotrain.errors import PipelineError
 from zerotrain.machine.regular_file import open_to_read
 
@@ -354,6 +354,8 @@ def _read(member: _Member) -> bytes:
 
 
 def _captioned(file: str, caption: object, where: str) -> Found:
+    if is_absent(caption):
+        return Found(file, reason=f"no {where}")
     if not isinstance(caption, str):
         return Found(file, reason=f"{where} is {type(caption).__name__}, not text")
     if not caption.strip():

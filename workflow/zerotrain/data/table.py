@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,11 @@ BATCH_ROWS = 1024
 def printable(text: str) -> str:
     r"""Make a name or a cell valid UTF-8; invalid Unicode is shown as \udcXX."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def is_absent(value: object) -> bool:
+    """Return whether a cell has no value: null, or the NaN that pandas and Arrow put for it."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:

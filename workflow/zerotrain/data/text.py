@@ -9,10 +9,12 @@ from itertools import combinations_with_replacement, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerotrain.artifact.documents import LeftOut
+from zerotrain.data.chat_rows import BadRowError
 from zerotrain.data.conversation import Conversation, Message, conversation
 from zerotrain.data.source import Found
 from zerotrain.data.table import csv_rows, json_rows, jsonl_rows, printable, surplus_cells
-from zerotrain.data.text_format import EXAMPLES, BadRowError, choose_format
+from zerotrain.data.text_format import EXAMPLES, choose_format
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -25,8 +27,14 @@ OTHER_FILES = (".arrow", ".gz", ".parquet", ".tsv", ".txt", ".xlsx", ".zip", ".z
 """Extensions that are not part of a hub id, even if the file is missing."""
 
 
-def read_conversations_of(data: DataConfig) -> list[Conversation | Found]:
+def read_conversations_of(
+    data: DataConfig, left_out: LeftOut | None = None
+) -> list[Conversation | Found]:
     """Return every example of the source in order; a Found has the reason why a row is not one.
+
+    Args:
+        data: The `data` section of a run's configuration.
+        left_out: Counts the keys of usable rows and of their turns that are not used.
 
     Raises:
         PipelineError: the source is unusable as a whole.
@@ -45,10 +53,14 @@ def read_conversations_of(data: DataConfig) -> list[Conversation | Found]:
         try:
             if wrong := surplus_cells(row):
                 raise BadRowError(wrong)
-            messages = read(row)
-            if any(printable(message.content) != message.content for message in messages):
+            unused = LeftOut()
+            messages = read(row, unused)
+            texts = [text for message in messages for text in (message.content, message.keys)]
+            if any(printable(text) != text for text in texts):
                 raise BadRowError("it is not valid Unicode")
             found.append(conversation(where, messages, data.holdout))
+            if left_out is not None:
+                left_out.update(unused)
         except BadRowError as error:
             found.append(Found(where, reason=str(error)))
     if not found:

@@ -7,19 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zerotrain.artifact.documents import LeftOut, Names
 from zerotrain.config.data import ALPACA, COLUMN
 from zerotrain.data.alpaca import alpaca_text
-from zerotrain.data.conversation import PROMPT, ROLES, Message
+from zerotrain.data.chat_rows import COLUMNS as CHAT_COLUMNS
+from zerotrain.data.chat_rows import IRRELEVANT, BadRowError, is_blank, read_chat
+from zerotrain.data.conversation import PROMPT, Message
+from zerotrain.data.table import is_absent
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
     from zerotrain.config.data import DataConfig
 
 Row = Mapping[Any, Any]
-Reader = Callable[[Row], list[Message]]
-CHAT_COLUMNS = ("messages", "conversations")
-SHAREGPT = {"human": "user", "gpt": "assistant"}
-"""Names of roles in ShareGPT's rows, whose turns have `from` and `value`."""
+Reader = Callable[[Row, LeftOut], list[Message]]
+"""Reads a row, and counts its keys that are not used."""
 EXAMPLES = {
     "alpaca": '{"instruction": "Add.", "input": "1 and 2", "output": "3"}',
     "chat": '{"messages": [{"role": "user", "content": "1+2?"}, '
@@ -27,10 +29,6 @@ EXAMPLES = {
     "columns": '{"text": "late again", "label": "complaint"}',
 }
 EXAMPLES["auto"] = EXAMPLES["alpaca"]
-
-
-class BadRowError(Exception):
-    """A row that cannot be used; the text gives the reason."""
 
 
 def choose_format(
@@ -53,7 +51,7 @@ def choose_format(
         read = partial(_columns, template, str(data.response_column), label_names)
     elif name == "chat":
         columns = [next((c for c in CHAT_COLUMNS if c in first), "messages")]
-        read = _chat
+        read = read_chat
     else:
         columns = ["instruction", "output"]
         read = _alpaca_prompt if data.prompt_template == ALPACA else _alpaca
@@ -67,13 +65,14 @@ def choose_format(
     return read
 
 
-def _alpaca(row: Row) -> list[Message]:
+def _alpaca(row: Row, left_out: LeftOut) -> list[Message]:
     """Parse "Stanford Alpaca" (Taori et al. 2023): instruction, optional input, output.
 
     `system` and `history` (pairs of earlier questions and answers) are LLaMA-Factory's extensions.
     """
-    messages = [] if _blank(row.get("system")) else [Message("system", _text(row, "system"))]
-    history = [] if _blank(row.get("history")) else row["history"]
+    _account(row, left_out)
+    messages = [] if is_blank(row.get("system")) else [Message("system", _text(row, "system"))]
+    history = [] if is_blank(row.get("history")) else row["history"]
     if not isinstance(history, list):
         raise BadRowError(f"history is {type(history).__name__}, not a list")
     for number, turn in enumerate(history, 1):
@@ -84,7 +83,7 @@ def _alpaca(row: Row) -> list[Message]:
         messages.append(Message("user", _text(pair, asked)))
         messages.append(Message("assistant", _text(pair, answered)))
     asked = _text(row, "instruction")
-    if not _blank(row.get("input")):
+    if not is_blank(row.get("input")):
         asked = f"{asked}\n{_text(row, 'input')}"
     return [*messages, Message("user", asked), Message("assistant", _text(row, "output"))]
 
@@ -99,40 +98,14 @@ def question_of(data: DataConfig, text: str) -> Message:
     return alpaca_prompt(text) if data.prompt_template == ALPACA else Message("user", text)
 
 
-def _alpaca_prompt(row: Row) -> list[Message]:
+def _alpaca_prompt(row: Row, left_out: LeftOut) -> list[Message]:
     """Format a row with Stanford Alpaca's prompt text, keeping outer spaces of its values."""
-    if extra := next((name for name in ("system", "history") if not _blank(row.get(name))), None):
+    if extra := next((name for name in ("system", "history") if not is_blank(row.get(name))), None):
         raise BadRowError(f"{extra} has no place in prompt_template: {ALPACA}")
+    _account(row, left_out)
     asked, answered = (_text(row, column, strip=False) for column in ("instruction", "output"))
-    given = "" if _blank(row.get("input")) else _text(row, "input", strip=False)
+    given = "" if is_blank(row.get("input")) else _text(row, "input", strip=False)
     return [alpaca_prompt(asked, given), Message("assistant", answered)]
-
-
-def _chat(row: Row) -> list[Message]:
-    """Parse the turns in order; the last one must be an answer, and a question must come first."""
-    column = next((column for column in CHAT_COLUMNS if column in row), CHAT_COLUMNS[0])
-    turns = row.get(column)
-    if not isinstance(turns, list) or not turns:
-        raise BadRowError(f"{column} is no list of turns")
-    messages = []
-    for number, turn in enumerate(turns, 1):
-        if not isinstance(turn, dict):
-            raise BadRowError(f"turn {number} is {type(turn).__name__}, not an object")
-        role = turn.get("role", turn.get("from"))
-        content = turn.get("content", turn.get("value"))
-        role = SHAREGPT.get(role, role) if isinstance(role, str) else role
-        if role not in ROLES:
-            raise BadRowError(f"turn {number} has the role {role!r}, none of {', '.join(ROLES)}")
-        if _blank(content):
-            raise BadRowError(f"turn {number} has no content")
-        if not isinstance(content, str):
-            raise BadRowError(f"the content of turn {number} is {type(content).__name__}, not text")
-        messages.append(Message(role, content))
-    if messages[-1].role != "assistant":
-        raise BadRowError(f"its last turn is the {messages[-1].role}'s, not an answer")
-    if next(message.role for message in messages if message.role != "system") == "assistant":
-        raise BadRowError("an answer comes first, before any question")
-    return messages
 
 
 def _columns(
@@ -140,7 +113,10 @@ def _columns(
     response: str,
     label_names: Sequence[str] | Mapping[str, str] | None,
     row: Row,
+    _: LeftOut,
 ) -> list[Message]:
+    """Fill the template; data.prompt_template chose the columns, so that no other is left out."""
+
     def value(match: re.Match[str]) -> str:
         return _text(row, match[1]) if match[1] else match[0][0]
 
@@ -153,6 +129,8 @@ def _label(row: Row, column: str, names: Sequence[str] | Mapping[str, str] | Non
     if names is None:
         return _text(row, column)
     found = row.get(column)
+    if is_absent(found):
+        raise BadRowError(f"no {column}")
     known = names if isinstance(names, Mapping) else {str(i): n for i, n in enumerate(names)}
     for key in (str(found), str(found).removesuffix(".0")):
         if key in known:
@@ -162,13 +140,17 @@ def _label(row: Row, column: str, names: Sequence[str] | Mapping[str, str] | Non
     )
 
 
-def _blank(found: Any) -> bool:
-    return found is None or (isinstance(found, str) and not found.strip())
+def _account(row: Row, left_out: LeftOut) -> None:
+    """Count the columns of an Alpaca row that are not used."""
+    names = Names(name for name in row if not is_blank(row[name]))
+    names.use("instruction", "input", "output", "system", "history")
+    names.ignore(IRRELEVANT)
+    left_out.add("row", names.leftovers())
 
 
 def _text(row: Row, column: str, *, strip: bool = True) -> str:
     found = row.get(column)
-    if found is None:
+    if is_absent(found):
         raise BadRowError(f"no {column}")
     if isinstance(found, int | float) and not isinstance(found, bool):
         found = str(found)

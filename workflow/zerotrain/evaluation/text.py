@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from zerotrain.config.stage_settings import EvaluateSettings
-from zerotrain.data.conversation import Message, read_conversations
+from zerotrain.data.conversation import SYSTEM, Conversation, Message, read_conversations, turns_of
 from zerotrain.data.text_format import question_of
 from zerotrain.evaluation.results import ANSWERS, Answer, Measured, spread, write_answers
 from zerotrain.models.families import Tokens, load_family
+from zerotrain.models.families.tokens import IGNORED, answer_start, decode
 from zerotrain.training.reporting.holdout_loss import (
     holdout_loss,
     perplexity,
@@ -54,20 +55,25 @@ def measure_text(settings: EvaluateSettings, dataset: Path, weights: Path, devic
     asked = [sample for sample, _ in taken] or spread(samples.split("train"), MOST_ASKED)
     own = [(question_of(settings.data, prompt),) for prompt in settings.evaluate.prompts]
     questions: list[Sequence[Message]] = [*own, *(sample.messages[:-1] for sample in asked)]
-    expected = [None] * len(own) + [sample.messages[-1].content.strip() for sample in asked]
+    rows = {sample.sha256: tokens for sample, tokens in taken}
+    expected = [
+        *[None] * len(own),
+        *(_right_answer(tokenizer, sample, rows.get(sample.sha256)) for sample in asked),
+    ]
     generated = family.generate(
         weights, questions, settings.evaluate, max_length=max_length, device=device
     )
     answers = [
-        Answer("\n".join(message.content for message in question), right, answer)
+        Answer("\n".join(message.content for message in turns_of(question)), right, answer)
         for question, right, answer in zip(questions, expected, generated, strict=True)
     ]
     metrics: dict[str, float | None] = {"exact_match": None, "perplexity": None, "val_loss": None}
     if taken:
         judged = answers[len(own) :]
         metrics["exact_match"] = sum(a.generated == a.expected for a in judged) / len(judged)
-        rows = [tokens for _, tokens in taken]
-        loss = _mean_loss(family, weights, rows, settings.evaluate.batch_size, device)
+        loss = _mean_loss(
+            family, weights, [tokens for _, tokens in taken], settings.evaluate.batch_size, device
+        )
         metrics["perplexity"] = perplexity(loss)
         metrics["val_loss"] = loss if settings.evaluate.split == "holdout" else None
 
@@ -78,9 +84,20 @@ def measure_text(settings: EvaluateSettings, dataset: Path, weights: Path, devic
     return Measured(metrics, prompts, ANSWERS, write, [_system(q) for q in questions])
 
 
+def _right_answer(tokenizer: Any, sample: Conversation, tokens: Tokens | None) -> str:
+    """Return the answer that is right; one with calls or a thought as the template renders it."""
+    answer = sample.messages[-1]
+    if not answer.keys or not answer.learned or tokens is None:
+        return answer.content.strip()
+    ids = [*takewhile(lambda label: label != IGNORED, reversed(tokens.labels))]
+    text = decode(tokenizer, [ids[::-1]])[0]
+    return text.strip().removeprefix(answer_start(tokenizer)).strip()
+
+
 def _system(question: Sequence[Message]) -> str:
     """Return the system's turn at the start of a conversation; empty if it has none."""
-    return question[0].content if question[0].role == "system" else ""
+    first = turns_of(question)[0]
+    return first.content if first.role in SYSTEM else ""
 
 
 def _mean_loss(

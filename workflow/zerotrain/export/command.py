@@ -23,6 +23,7 @@ from zerotrain.export.provenance import find_parent
 from zerotrain.export.target import WeightsTarget
 from zerotrain.export.trained_values import list_changes_since, trained_values
 from zerotrain.machine.disk_errors import check_no_file
+from zerotrain.models.adapter_config import read_adapter_config
 from zerotrain.state.external import describe_omissions
 from zerotrain.state.open import check_made_here, open_source
 from zerotrain.state.position import Source
@@ -48,6 +49,10 @@ def export_command(options: ExportOptions) -> None:
         _export_checkpoint(options)
     for folder in filter(None, (options.output, options.state)):
         print(f"wrote {folder}")
+    if options.output is not None and options.to == "peft":
+        config = read_adapter_config(options.output)
+        if base := config.get("base_model_name_or_path"):
+            print(f"peft loads it onto {base}")
 
 
 def _check_options(options: ExportOptions) -> None:

@@ -133,7 +133,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
 
 
 def find_repeated_keys(path: Path) -> dict[str, int]:
-    """Return the line of each key of a YAML file that stands in its section a second time."""
+    """Return the line of each key of a YAML file that its section has a second time."""
     found: dict[str, int] = {}
 
     def visit(node: Any) -> None:

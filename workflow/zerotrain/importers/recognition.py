@@ -109,13 +109,13 @@ def check_script(script: str, file: str = "") -> None:
 
 
 def check_command(words: Sequence[str]) -> None:
-    """Check that a command is none of a program that is not read.
+    """Refuse the commands of programs that are not read.
 
     Args:
         words: The words of the command, whose first is the program's or python's.
 
     Raises:
-        PipelineError: it is one.
+        PipelineError: it is one of theirs.
     """
     for name, marks in UNSUPPORTED.items():
         if re.fullmatch(marks.commands, words[0].rpartition("/")[2]):

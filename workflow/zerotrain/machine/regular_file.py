@@ -140,7 +140,10 @@ def _open(path: Path, flags: int) -> int:
     except OSError as error:
         if (found := _explain(path, error, flags)) is None:
             raise
-        raise found from error
+        try:
+            raise found from error
+        finally:
+            del found  # with its traceback it would keep what its callers hold, such as locks
     if stat.S_ISREG(kind := os.fstat(handle).st_mode):
         return handle
     os.close(handle)

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from zerotrain import artifact
 from zerotrain.artifact import replacing
+from zerotrain.artifact.documents import LeftOut
 from zerotrain.artifact.layout import DataFolder, RunFolder
 from zerotrain.config.data import DataConfig
 from zerotrain.config.run import RunConfig
 from zerotrain.data.captions import prepare_captions
 from zerotrain.data.contact_sheet import MOST, Picture, draw_sheet, reduce
-from zerotrain.data.conversation import Conversation, read_conversations
+from zerotrain.data.conversation import Conversation, count_keys, read_conversations
 from zerotrain.data.dataset import KIND, Sample, read_dataset
-from zerotrain.data.dataset_folder import read_bad
+from zerotrain.data.dataset_folder import read_bad, read_left_out
 from zerotrain.data.duplicates import perceptual_hash
 from zerotrain.data.figures import Row, format_sections, image_sections, text_sections
 from zerotrain.data.open import open_source
@@ -49,6 +50,8 @@ class Look:
     images: Sequence[Sample] = ()
     texts: Sequence[Conversation] = ()
     bad: list[Mapping[str, str]] = field(default_factory=list)
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """The names of the source that are not used."""
     hashes: dict[str, int] = field(default_factory=dict)
     """Perceptual hash of an image by its sha256."""
     pictures: list[Picture] = field(default_factory=list)
@@ -81,7 +84,8 @@ def show_data(run: RunConfig, check: Check, output: Path | None = None) -> int:
     output = output or DataFolder(run.data_name).path / "show"
     if run.data.is_text:
         look = _look_at_text(run)
-        sections = text_sections(look.texts, look.bad)
+        unused = [*look.left_out.rows(), *_unused_keys(run, look.texts)]
+        sections = text_sections(look.texts, look.bad, unused)
     else:
         check_writable(output)
         look = _look_at_images(run, check)
@@ -140,18 +144,23 @@ def _look_at_images(run: RunConfig, check: Check) -> Look:
 def _look_at_text(run: RunConfig) -> Look:
     """Return the examples of the source, or those that are prepared if it is not here."""
     name, folder = run.data.path or run.data.source, DataFolder(run.data_name).path
+    left_out = LeftOut()
     try:
-        checked = read_conversations_of(run.data)
+        checked = read_conversations_of(run.data, left_out)
     except PipelineError:
         if not artifact.is_published(folder):
             raise
         found = read_conversations(folder)
         if not _has_settings(found.artifact, run.data):
             raise
-        bad = read_bad(found.artifact)
-        return Look(f"{folder}; {name} cannot be read now", texts=found.samples, bad=[*bad])
+        return Look(
+            f"{folder}; {name} cannot be read now",
+            texts=found.samples,
+            bad=[*read_bad(found.artifact)],
+            left_out=read_left_out(found.artifact),
+        )
     texts = [one for one in checked if isinstance(one, Conversation)]
-    return Look(name, texts=texts, bad=_bad(checked))
+    return Look(name, texts=texts, bad=_bad(checked), left_out=left_out)
 
 
 def _bad(checked: Iterable[object]) -> list[Mapping[str, str]]:
@@ -203,18 +212,38 @@ def _read_pixels(look: Look, source: Source, num_workers: int) -> None:
     ]
 
 
-def _tokens(run: RunConfig, captions: Sequence[str]) -> Iterator[Row]:
-    """Yield a row for each limit of the base's text encoders; none without a base's tokenizers."""
+def _base(run: RunConfig, part: str) -> Path | None:
+    """Return the folder of a run's base; None if no folder has it, or this part of it, yet."""
     folders = (
         DataFolder(run.data_name).base,
         RunFolder(run.data_name).base,
         RunFolder(run.run).base,
         Path(run.base).expanduser(),
     )
-    base = next(
-        (one for one in folders if artifact.is_published(one) or (one / "tokenizer").is_dir()),
-        None,
+    return next(
+        (one for one in folders if artifact.is_published(one) or (one / part).exists()), None
     )
+
+
+def _unused_keys(run: RunConfig, texts: Sequence[Conversation]) -> Iterator[Row]:
+    """Yield a row for each key of turns that the base's chat template does not take."""
+    counts = count_keys(texts)
+    base = _base(run, "tokenizer_config.json") if counts else None
+    if base is None:
+        return
+    from zerotrain.models.families import load_family
+
+    family = load_family(run.family)
+    assert family.modality == "text"
+    for key in family.unused_keys(family.load_tokenizer(base)):
+        if count := counts[key]:
+            turns = f"{count:,} turn{'s' * (count != 1)}"
+            yield key, f"{turns}: the chat template does not take it"
+
+
+def _tokens(run: RunConfig, captions: Sequence[str]) -> Iterator[Row]:
+    """Yield a row for each limit of the base's text encoders; none without a base's tokenizers."""
+    base = _base(run, "tokenizer")
     if base is None or not captions:
         return
     from zerotrain.data.figures import describe_lengths

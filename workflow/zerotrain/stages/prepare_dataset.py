@@ -9,11 +9,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact.documents import LeftOut
 from zerotrain.config.data import DataConfig
 from zerotrain.config.image_options import WHITE
 from zerotrain.config.image_source import ImageSourceConfig
 from zerotrain.config.scalar import one_line
-from zerotrain.data.captions import describe_changes, edit_captions, split_captions
+from zerotrain.data.captions import (
+    describe_changes,
+    describe_placeholders,
+    edit_captions,
+    split_captions,
+)
 from zerotrain.data.conditioning import check_equal_numbers
 from zerotrain.data.conditioning_file import check_opaque
 from zerotrain.data.conversation import TEXTS, Conversation
@@ -56,9 +62,9 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
             leaves nothing to train on, or gives two samples different numbers of conditioning
             images.
     """
-    files = None
+    files, left_out = None, LeftOut()
     if data.is_text:
-        checked: list[Sample | Conversation | Found] = [*read_conversations_of(data)]
+        checked: list[Sample | Conversation | Found] = [*read_conversations_of(data, left_out)]
         name = data.path or data.source
     else:
         source = open_source(data)
@@ -89,7 +95,7 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
     made_by = {"stage": "prepare_dataset", "data": numbers}
     rest: dict[str, Any] = {"repeats": data.repeats, "bad": refused, "made_by": made_by}
     listing = (
-        publish_dataset(output, TEXTS, texts, **rest)
+        publish_dataset(output, TEXTS, texts, left_out=left_out, **rest)
         if data.is_text
         else publish_dataset(output, IMAGES, images, **rest)
     )
@@ -98,6 +104,8 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
             f"{len(bad)} of {len(checked)} samples are bad and left out; {listing} lists them:"
             f"{_list(bad)}"
         )
+    for line in left_out.lines():
+        _warn(one_line(line))
     summary = f"{count['train']} {what} to train on and {count['holdout']} held out"
     if conditioning:
         summary += f", each with {conditioning} conditioning image{'s' * (conditioning > 1)}"
@@ -114,6 +122,8 @@ def checked_images(source: Source, data: DataConfig) -> Iterator[Sample | Found]
     found, changed = edit_captions(source.found(), data.part_of)
     for note in source.notes:
         _warn(one_line(note))
+    if placeholders := describe_placeholders(found):
+        _warn(placeholders)
     if changes := describe_changes(changed, sum(not entry.reason for entry in found)):
         print(changes)
     unused: dict[str, str] = {}

@@ -23,7 +23,7 @@ from zerotrain.data.contact_sheet import draw_sheet, read_pictures
 from zerotrain.data.conversation import read_conversations
 from zerotrain.data.dataset import KIND as DATASET
 from zerotrain.data.dataset import Sample, read_dataset
-from zerotrain.data.dataset_folder import read_bad
+from zerotrain.data.dataset_folder import read_bad, read_left_out
 from zerotrain.data.figures import Section, image_sections, text_sections
 from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
@@ -304,7 +304,8 @@ def _data(
         return [], None
     bad = read_bad(dataset)
     if settings.is_text:
-        return text_sections(read_conversations(folder).samples, bad), None
+        left_out = [*read_left_out(dataset).rows()]
+        return text_sections(read_conversations(folder).samples, bad, left_out), None
     samples = read_dataset(folder).samples
     resolution = max(phase.train.resolution for phase in settings.phases)
     data = settings.data

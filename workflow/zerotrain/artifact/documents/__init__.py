@@ -8,6 +8,7 @@ A number is finite and has at most 128 bits, and a text is valid Unicode, so tha
 with it or writes it again needs no check of its own.
 """
 
+from zerotrain.artifact.documents.accounting import LeftOut, Names
 from zerotrain.artifact.documents.files import read_bytes, read_lines, read_text
 from zerotrain.artifact.documents.json_text import (
     check_object,
@@ -33,7 +34,9 @@ from zerotrain.machine.regular_file import FileError, MissingFileError
 __all__ = [
     "DocumentError",
     "FileError",
+    "LeftOut",
     "MissingFileError",
+    "Names",
     "TensorEntry",
     "TensorHeader",
     "check_name",

@@ -36,7 +36,7 @@ def _lora_config(weights: ExportedWeights, adapter: Adapter) -> dict[str, Any]:
     if origin.hub_id:
         config |= {"base_model_name_or_path": origin.hub_id, "revision": origin.commit}
     elif origin.base_folder is not None:
-        config["base_model_name_or_path"] = str(origin.base_folder)
+        config["base_model_name_or_path"] = str(origin.base_folder.absolute())
     # peft's own writer writes sets in random order.
     return {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
 

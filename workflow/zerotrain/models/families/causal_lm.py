@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zerotrain.models.families.language import LanguageFamily, answer_loss, attention
-from zerotrain.models.families.tokens import causal_prompt, causal_tokens
+from zerotrain.models.families.tokens import (
+    REASONING,
+    causal_prompt,
+    causal_tokens,
+    takes_reasoning,
+)
 
 if TYPE_CHECKING:
     from zerotrain.data.conversation import Message
@@ -41,6 +46,10 @@ class CausalLm(LanguageFamily):
     ) -> Tokens | None:
         """Tokenise a conversation whose answers are learned; see families.tokens."""
         return causal_tokens(tokenizer, messages, max_length)
+
+    def unused_keys(self, tokenizer: Any) -> tuple[str, ...]:
+        """List the optional keys of turns that the tokenizer's chat template does not take."""
+        return () if takes_reasoning(tokenizer) else (REASONING,)
 
     def prompt(self, tokenizer: Any, messages: Sequence[Message], max_length: int) -> list[int]:
         """Return the tokens before the answer, cut at the start if there are too many."""

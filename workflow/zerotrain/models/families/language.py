@@ -21,7 +21,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.models.families.answering import answer, name_ends
 from zerotrain.models.families.model_family import CONFIG, ModelFamily
 from zerotrain.models.families.model_tensors import stored_tensors, write_model
-from zerotrain.models.families.tokens import IGNORED
+from zerotrain.models.families.tokens import IGNORED, REASONING
 from zerotrain.models.pretrained import from_config, from_pretrained, read_config
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ class LanguageFamily(ModelFamily):
         self, tokenizer: Any, messages: Sequence[Message], max_length: int
     ) -> Tokens | None:
         """Tokenise a conversation; return None if no part of an answer is left."""
+
+    def unused_keys(self, tokenizer: Any) -> tuple[str, ...]:
+        """List the optional keys of turns that the tokenizer's text does not show."""
+        return (REASONING,)
 
     @abstractmethod
     def prompt(self, tokenizer: Any, messages: Sequence[Message], max_length: int) -> list[int]:

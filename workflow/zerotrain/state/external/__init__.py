@@ -82,8 +82,8 @@ def find_checkpoints_below(folder: Path) -> tuple[list[Path], list[Path]]:
     """Return the checkpoints in a folder that is not one itself, in the order of their numbers.
 
     Returns:
-        Those that are whole; and those that HF's Trainer had begun when it was ended: as tmp-*, or
-        without the optimizer or the state's file that another one has.
+        Those that are whole; and those that HF's Trainer was writing when it was ended: as tmp-*,
+        or without the optimizer or the state's file that another one has.
     """
     if _has_optimizer(folder):
         return [], []

@@ -1,7 +1,7 @@
 """The keys of the configuration, generated from its models: a JSON schema and the page of keys.
 
 Both show the form of the file, where a phase is flat: name, until, launch and any training value.
-Run `python -m zerotrain.cli.docs.configuration`, or pytest with --fix, after changing a model.
+`make test ARGS=--fix` writes them again after a model was changed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zerotrain.artifact.documents import read_text
-from zerotrain.cli.docs.tables import replace_generated, table
+from tests.pages.tables import replace_generated, table
+
 from zerotrain.config.problems import PHASE_KEYS
 from zerotrain.config.run import RunConfig
-from zerotrain.machine.regular_file import write_text
 
 SCHEMA = Path("config/schema.json")
 PAGE = Path("docs/configuration.md")
@@ -145,13 +144,3 @@ def documents(page: str) -> dict[Path, str]:
         SCHEMA: json.dumps(schema(), indent=1) + "\n",
         PAGE: replace_generated(page, "keys", keys()),
     }
-
-
-def main() -> None:
-    """Write both files again; run it in the project's folder."""
-    for path, text in documents(read_text(PAGE)).items():
-        write_text(path, text)
-
-
-if __name__ == "__main__":
-    main()

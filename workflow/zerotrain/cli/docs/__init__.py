@@ -1,1 +1,0 @@
-"""Pages and schemas that are generated from the code."""
