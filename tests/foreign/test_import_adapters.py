@@ -231,14 +231,70 @@ def test_what_a_section_of_ours_cannot_say_is_refused(trained: Any, tmp_path: Pa
         open_external(tmp_path / "there")
 
 
+@pytest.mark.parametrize("form", [DIFFUSERS, PEFT])
+@pytest.mark.parametrize("optimizer", [False, True])
+def test_a_file_with_more_layers_than_the_run_is_refused(
+    base: Path, trained: Any, tmp_path: Path, form: str, optimizer: bool
+) -> None:
+    """They would be lost without a word; the hint has the layers that take all."""
+    _, plain, own, _ = trained
+    file = write(tmp_path / "there", form, plain, METADATA)
+    if optimizer:
+        torch.save(own.state_dict(), tmp_path / "there" / "optimizer.bin")
+        file = tmp_path / "there"
+    with pytest.raises(PipelineError, match="more tensors would be lost") as caught:
+        imported(file, base, tmp_path / "s", target_modules=["to_q"])
+    assert "lora.target_modules: [proj_in, to_q, to_v] trains all" in str(caught.value)
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("end", "hint"),
+    [("lora_B.bias", "with biases is not offered"),
+     ("lora_magnitude_vector", "lora.use_dora: true")],
+)  # fmt: skip
+def test_further_tensors_of_a_layer_are_refused(
+    base: Path, trained: Any, tmp_path: Path, end: str, hint: str
+) -> None:
+    """A bias, and DoRA's lengths where the run trains a plain LoRA."""
+    _, plain, *_ = trained
+    layers = {name.partition(".lora_")[0] for name in plain}
+    more = {f"{layer}.{end}": torch.ones(3) for layer in layers}
+    file = write(tmp_path / "there", DIFFUSERS, {**plain, **more}, METADATA)
+    with pytest.raises(PipelineError, match="more tensors would be lost") as caught:
+        imported(file, base, tmp_path / "s")
+    assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("lora_unet_a.dora_scale", "a DoRA"), ("lora_unet_a.hada_w1_a", "a LoHa"),
+     ("lycoris_a.lokr_w1", "a LoKr")],
+)  # fmt: skip
+def test_other_methods_in_kohyas_names_are_named(tmp_path: Path, name: str, what: str) -> None:
+    """Until they can be read; and not that a factor of a LoRA is missing."""
+    names = ["lora_unet_a.lora_down.weight", "lora_unet_a.lora_up.weight", "lora_unet_a.alpha"]
+    file = tmp_path / "cat.safetensors"
+    save_file({one: torch.ones(1) for one in [*names, name]}, file)
+    with pytest.raises(PipelineError, match=f"{name}: {what} in the names of kohya's"):
+        open_external(file)
+
+
 def test_dora_and_older_names() -> None:
-    """peft cuts the end of DoRA's names off; older diffusers had lora.down and lora.up."""
+    """peft cuts the end of DoRA's names off; older diffusers had lora.down and lora.up, or the LoRA
+    in the attention's processor; trainers name adapters and compile parts."""
     names = {
         "base_model.model.q.lora_A.weight": "base_model.model.q.lora_A.default.weight",
         "base_model.model.q.lora_magnitude_vector": "base_model.model.q.lora_magnitude_vector"
         ".default.weight",
         "unet.q.lora.down.weight": "unet.q.lora_A.default.weight",
         "unet.q.lora.up.weight": "unet.q.lora_B.default.weight",
+        "a.q.lora_A.default_0.default.weight": "a.q.lora_A.default.weight",
+        "a.q.lora_B.my_style.weight": "a.q.lora_B.default.weight",
+        "unet.b.attn1.processor.to_q_lora.down.weight": "unet.b.attn1.to_q.lora_A.default.weight",
+        "unet.b.attn1.processor.to_out_lora.up.weight": "unet.b.attn1.to_out.0.lora_B"
+        ".default.weight",
+        "a._orig_mod.k.lora_A.weight": "a.k.lora_A.default.weight",
         "base_model.model.q.hada_w1_a": "base_model.model.q.hada_w1_a.default",
         "base_model.model.q.oft_R.weight": "base_model.model.q.oft_R.default.weight",
     }

@@ -74,6 +74,8 @@ def import_checkpoint(
             source = _read_kohya(source, trained, list(held), family, base)
         elif settings.lora is not None and settings.lora.fused_layers:
             source = adapter_files.share_first_factors(source, trained)
+        if source.adapter is not None and settings.lora is not None:
+            adapter_files.check_all_used(source, trained)
         source = fit(source, trained, of_base, order=_order(settings, model))
         _check_moments(source, settings)
         for sentence in source.lost:

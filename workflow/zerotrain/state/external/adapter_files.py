@@ -30,9 +30,15 @@ KOHYA = "lora_unet_"
 FACTORS = {"lora_A": "lora_down", "lora_B": "lora_up"}
 OLDER = {"lora.down": "lora_A", "lora.up": "lora_B", "lora_down": "lora_A", "lora_up": "lora_B"}
 TEXT_ENCODER = re.compile(r"text_encoder\w*\.|lora_te\w*_")
+PROCESSOR = re.compile(r"\.processor\.(\w+)_lora\.(down|up)\.")
+"""An attention's LoRA of diffusers before its layers had it."""
+OWN_NAME = re.compile(r"\.(lora_[AB]|lora_magnitude_vector)(?:\.[\w-]+)+\.(weight|bias)$")
+"""A tensor of an adapter that its training gave a name, which peft's files leave out."""
 OF_ADAPTER = re.compile(
-    r"\.(lora|hada|lokr|ia3|oft|boft|vera|shira|hra|gralora)_|\.lora\.|\.alpha$"
+    r"\.(lora|hada|lokr|ia3|oft|boft|vera|shira|hra|gralora)_|\.lora\.|\.(alpha|dora_scale)$"
 )
+LYCORIS = re.compile(r"^(?:lora_unet|lycoris)_\w+\.(hada|lokr)_")
+METHODS = {"hada": "a LoHa", "lokr": "a LoKr"}
 OTHER_LAYERS = "lora.target_modules has to name the layers of the file"
 SETTINGS = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora")
 """Settings that change an adapter's effect without changing its tensors."""
@@ -77,6 +83,14 @@ def open_adapter(
     Raises:
         PipelineError: as read_settings; or an alpha is not a number.
     """
+    for name in weights:
+        found = LYCORIS.match(name)
+        what = METHODS[found[1]] if found else "a DoRA" if name.endswith(".dora_scale") else None
+        if what is not None:
+            raise PipelineError(
+                f"{path}: {name}: {what} in the names of kohya's scripts or LyCORIS, not read",
+                hint="merge it into its base, and train from that",
+            )
     alphas: dict[str, float] = {}
     read: dict[str, Callable[[], torch.Tensor]] = {}
     left: set[str] = set()
@@ -95,8 +109,13 @@ def open_adapter(
 
 
 def _in_training(name: str) -> str:
+    name = re.sub(r"(?<=\.)_orig_mod\.", "", name)  # a compiled part of a model
+    if found := PROCESSOR.search(name):
+        layer = "to_out.0" if found[1] == "to_out" else found[1]
+        name = name.replace(found[0], f".{layer}.lora.{found[2]}.")
     for older, newer in OLDER.items():
         name = re.sub(rf"\.{re.escape(older)}\.", f".{newer}.", name)
+    name = OWN_NAME.sub(r".\1.default.\2", name)
     if name.endswith(".lora_magnitude_vector"):  # DoRA's, which peft truncates
         name += ".weight"
     if ".default" in name:
@@ -165,6 +184,40 @@ def run_settings(adapter: Mapping[str, Any] | None, is_peft: bool) -> dict[str, 
         return dict(adapter or {})
     named = {"r": adapter["rank"], "lora_alpha": adapter["alpha"], "peft_type": "LORA"}
     return named | {key: bool(adapter.get(key)) for key in ("use_rslora", "use_dora")}
+
+
+def check_all_used(source: ExternalCheckpoint, trained: Mapping[str, list[int]]) -> None:
+    """Check that the run trains every tensor of an adapter's file.
+
+    Args:
+        source: The file's tensors, with the names of a model in training and possibly a prefix.
+        trained: Shapes of our adapter's parameters.
+
+    Raises:
+        PipelineError: it does not; the hint has the `lora.target_modules` that would.
+    """
+    prefix = find_prefix({*source.shapes}, trained)
+    surplus = [name for name in source.shapes if name.removeprefix(prefix) not in trained]
+    if not surplus:
+        return
+    hint = (
+        f"lora.target_modules: [{', '.join(_layer_ends(source.shapes))}] trains all of its layers"
+    )
+    if all("lora_magnitude_vector" in name for name in surplus):
+        hint = "they are DoRA's: lora.use_dora: true trains them"
+    elif all(name.endswith(".bias") for name in surplus):
+        hint = "a LoRA with biases is not offered; merge it into its base, and train from that"
+    raise PipelineError(
+        f"{source.folder}: {surplus[0]} and {len(surplus) - 1} more tensors would be lost: this "
+        "run does not train them",
+        hint=hint,
+    )
+
+
+def _layer_ends(names: Iterable[str]) -> list[str]:
+    """Return the ends of layers' names that lora.target_modules takes, as `to_q` and `to_out.0`."""
+    layers = [name.partition(".lora_")[0].split(".") for name in names]
+    return sorted({".".join(parts[-2:] if parts[-1].isdigit() else parts[-1:]) for parts in layers})
 
 
 def share_first_factors(
