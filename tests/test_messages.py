@@ -16,10 +16,11 @@ PATH = "/home/somebody/" + "/".join(f"folder-{number}" for number in range(30))
         "key: " + repr(["value"] * 10_000),
         "\n".join(f"line {number}: unknown key" for number in range(5_000)),
         "\x1b[2J" * 10_000,
+        "\n".join(["a word " * 50] * 4),
     ],
-    ids=["letters", "list", "lines", "controls"],
+    ids=["letters", "list", "lines", "controls", "long lines"],
 )
-@pytest.mark.parametrize("hint", ["do this", "do this " * 1_000, "\u202e" * 5_000])
+@pytest.mark.parametrize("hint", ["do this", "do this " * 24, "do this " * 1_000, "\u202e" * 5_000])
 def test_no_message_is_longer_than_a_screen(what: str, hint: str) -> None:
     """1,000 letters with both headings."""
     assert len(str(PipelineError(what, hint=hint))) <= 1_000

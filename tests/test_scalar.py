@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import pytest
@@ -61,3 +62,9 @@ def test_numbers_without_end_stay_numbers(value: float, line: str) -> None:
     """JSON's word for them would be text."""
     assert scalar(value) == line
     assert scalar(float("nan")) == ".nan"
+
+
+def test_a_date_is_written_as_it_was() -> None:
+    """YAML of others has dates where their keys are text."""
+    assert scalar(datetime.date(2026, 1, 2)) == "2026-01-02"
+    assert scalar({"day": datetime.datetime(2026, 1, 2, 3)}) == "{day: 2026-01-02 03:00:00}"

@@ -12,6 +12,8 @@ MOST_LETTERS = 200
 MOST_MESSAGE, MOST_WHAT, LEAST_HINT = 960, 820, 140
 """Letters of a message without its headings, of what is wrong, and of the hint, which has the
 rest."""
+LETTERS_OF_MORE = 40
+"""Of the line that counts those which are left out."""
 _LONG = re.compile(
     rf"'[^'\n]{{{MOST_LETTERS},}}'|\"[^\"\n]{{{MOST_LETTERS},}}\"|[^\s/]{{{MOST_LETTERS},}}"
 )
@@ -39,17 +41,16 @@ def shorten(text: str, most: int) -> str:
         text: The message.
         most: Letters of all lines together.
     """
-    if len(text) <= MOST_LETTERS:
+    if len(text) <= min(MOST_LETTERS, most):
         return text
-    lines = [
-        _cut(_LONG.sub(lambda found: _cut(found[0], MOST_LETTERS), line), most)
-        for line in text.split("\n")
+    short = [
+        _LONG.sub(lambda found: _cut(found[0], MOST_LETTERS), line) for line in text.split("\n")
     ]
-    kept, letters = 0, 0
-    for line in lines:
-        letters += len(line) + 1
-        if letters > most and kept:
-            break
+    if sum(map(len, short)) + len(short) <= most:
+        return "\n".join(short)
+    lines, room = [_cut(line, most - LETTERS_OF_MORE) for line in short], most - LETTERS_OF_MORE
+    kept = 0
+    while kept < len(lines) and (room := room - len(lines[kept]) - (kept > 0)) >= 0:
         kept += 1
     more = [f"  ... and {len(lines) - kept:,} more lines"] if kept < len(lines) else []
     return "\n".join(lines[:kept] + more)

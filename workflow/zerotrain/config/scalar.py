@@ -6,6 +6,7 @@ import json
 import math
 import re
 import unicodedata
+from datetime import date
 from functools import lru_cache
 from typing import Any
 
@@ -34,6 +35,8 @@ def scalar(value: Any) -> str:
     if isinstance(value, float) and "e" in repr(value):
         mantissa, _, exponent = repr(value).partition("e")
         return f"{mantissa}{'' if '.' in mantissa else '.0'}e{exponent}"
+    if isinstance(value, date):
+        return str(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(scalar(item) for item in value)}]"
     if isinstance(value, dict):
