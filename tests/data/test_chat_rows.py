@@ -328,7 +328,7 @@ def test_a_plain_dataset_is_stored_as_before(tmp_path):
     expected = {
         "repeats": 1,
         "count": {"train": 1, "holdout": 0, "bad": 0},
-        "conversations": [
+        "samples": [
             {
                 "file": "rows.jsonl line 1",
                 "messages": [ASK, SAY],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -356,7 +357,10 @@ def write(project: Project, name: str, content: str) -> None:
 
 MODIFY = ("dvc", "remote", "modify", "-q", "shelf")
 # Of another host nothing is known: its owner counts as alive.
-FAR = '{"host": "far", "pid": 7, "started": 1.0, "job": "", "restart": 0}'
+FAR = json.dumps(
+    {"host": "far", "pid": 7, "started": 1.0, "job": "", "restart": 0, "cluster": "", "user": 0,
+     "boot": "", "pid_namespace": 0, "lease": 0}
+)  # fmt: skip
 UNSAVED = ("results/tiny/plain/weights/payload.bin", "of hours")
 REFUSALS: dict[str, tuple[Callable[[Project], object], str, str]] = {
     "no lock": (lambda it: (it.folder / "dvc.lock").unlink(),

@@ -82,8 +82,10 @@ def ask(project, *words: str) -> str:
 
 
 def causes_in(text: str) -> list[str]:
-    """The sentences of the causes: those at the margin, without the two lines of the totals."""
-    return [line for line in text.splitlines()[:-2] if not line.startswith(" ")]
+    """The sentences of the causes: those at the margin, without the two lines of the totals, and
+    without the planner's own where no trace of the model is stored yet."""
+    lines = text.splitlines()[:-2]
+    return [line for line in lines if not line.startswith((" ", "planning "))]
 
 
 def under(text: str, stage: str) -> str:

@@ -40,6 +40,8 @@ def _file_keys(path: str) -> tuple[str, ...]:
     return (path,) if key == path else (f"train.{key}", f"phases.0.{key}")
 
 
+READ_BY_SOME = ("max_sequence_length",)
+"""Parameters of a rule that some of its jobs do not read: there they have no value."""
 CONFIG_KEYS = {
     name: _file_keys(path)
     for settings in SETTINGS.values()
@@ -220,7 +222,8 @@ def _params(job: Any, run: RunConfig, given: Mapping[str, Any]) -> list[str]:
     """List the keys that the file sets and the job depends on."""
     names = [one.name for one in run.phases]
     last = names.index(job.wildcards.phase) if "phase" in job.wildcards.keys() else len(names)  # noqa: SIM118
-    wanted = {key for name, _ in job.params.items() for key in CONFIG_KEYS.get(name, (name,))}
+    read = [n for n, value in job.params.items() if value is not None or n not in READ_BY_SOME]
+    wanted = {key for name in read for key in CONFIG_KEYS.get(name, (name,))}
     found = {key for pattern in wanted for key in _keys(given, pattern.split("."), last)}
     return sorted(found - set(WITHOUT_EFFECT))
 
