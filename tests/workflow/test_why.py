@@ -47,10 +47,10 @@ def damage_results(project) -> None:
 
 
 CAUSES = {
+    # The stand-in's dataset lists no samples: tests/why/test_samples.py compares those of real ones.
     edit_samples: [
-        "1 caption changed: cat.png",
-        "1 image added: cow.png",
-        "1 image changed: dog.png",
+        "2 files changed: photos/cat.txt, photos/dog.png",
+        "2 files new: photos/cow.png, photos/cow.txt",
     ],
     edit_values: [
         "1 file changed: config/launch/zero2_offload.yaml",
