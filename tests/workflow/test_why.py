@@ -47,7 +47,7 @@ def damage_results(project) -> None:
 
 
 CAUSES = {
-    # The stand-in's dataset lists no samples: tests/why/test_samples.py compares those of real ones.
+    # The stand-in lists no samples: tests/why/test_samples.py compares those of real datasets.
     edit_samples: [
         "2 files changed: photos/cat.txt, photos/dog.png",
         "2 files new: photos/cow.png, photos/cow.txt",
