@@ -266,7 +266,7 @@ def find_other_scripts(repository: Repository) -> list[str]:
                 script = next((word for word in words if word.endswith(".py")), None)
                 flags = [word for word in words if word.startswith("--")]
                 if script is not None and not is_example(script) and len(flags) > 4:
-                    found.append(shlex.join(words))
+                    found.append(re.sub(r"(?<=[ =])/[^\s']+", "/a/path", shlex.join(words)))
     return list(dict.fromkeys(found))
 
 

@@ -148,17 +148,22 @@ def test_peft_finds_the_base_by_itself(language, tmp_path):
     assert torch.equal(language.logits(by_hand), expected)
 
 
-def test_the_base_of_a_project_is_named_from_anywhere(language, tmp_path, monkeypatch):
-    """A run's manifest has paths from the project; peft loads from any folder."""
-    monkeypatch.chdir(language.base.parent)
-    parents = {"base": artifact.read(Path(language.base.name), "base")}
+def config_on(base, language, folder):
+    """peft's configuration of an adapter whose manifest names this base."""
     source = artifact.read(language.lora, "weights")
-    with artifact.publish(tmp_path / "weights", "weights", parents=parents) as draft:
+    parents = {"base": artifact.read(base, "base")}
+    with artifact.publish(folder / "weights", "weights", parents=parents) as draft:
         for name in source.files:
             artifact.link_or_copy(source.path(name), draft.folder / name)
         draft.content = source.content
-    convert(tmp_path / "weights", "peft", tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    convert(folder / "weights", "peft", folder / "out")
+    return json.loads((folder / "out" / "adapter_config.json").read_text())
+
+
+def test_the_base_of_a_project_is_named_from_anywhere(language, tmp_path, monkeypatch):
+    """A run's manifest has paths from the project; peft loads from any folder."""
+    monkeypatch.chdir(language.base.parent)
+    config = config_on(Path(language.base.name), language, tmp_path)
     assert config["base_model_name_or_path"] == str(language.base)
 
 
@@ -168,14 +173,7 @@ def test_a_base_of_the_hub_is_named_by_its_id(language, tmp_path):
     manifest = json.loads((base / "manifest.json").read_text())
     manifest["content"]["commit"] = "abc"
     (base / "manifest.json").write_text(json.dumps(manifest))
-    parents = {"base": artifact.read(base, "base")}
-    source = artifact.read(language.lora, "weights")
-    with artifact.publish(tmp_path / "weights", "weights", parents=parents) as draft:
-        for name in source.files:
-            artifact.link_or_copy(source.path(name), draft.folder / name)
-        draft.content = source.content
-    convert(tmp_path / "weights", "peft", tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    config = config_on(base, language, tmp_path)
     assert config["base_model_name_or_path"] == "Qwen/Qwen2.5-7B"
     assert config["revision"] == "abc"
 
