@@ -99,7 +99,8 @@ def test_averaged_weights_and_marks_are_understood(copied, tmp_path, capsys):
     marks = {"v_pred": torch.empty(0), "ztsnr": torch.empty(0)}
     change(copied, **{"model_ema.diffusion_modelx": torch.ones(1)}, **marks)
     made = build(copied, tmp_path / "base").folder
-    assert "1 tensors of averaged weights (EMA) are not taken" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 tensors, such as model_ema.diffusion_modelx, are not taken: averaged weights" in said
     scheduler = json.loads((made / "scheduler" / "scheduler_config.json").read_text())
     assert scheduler["prediction_type"] == "v_prediction"
     assert scheduler["rescale_betas_zero_snr"] is True

@@ -137,6 +137,18 @@ def test_an_index_of_another_format_is_refused(tmp_path: Path, number: int | Non
     assert not same_index(tmp_path, INDEXES[0])
 
 
+@pytest.mark.parametrize("count", [0, 3, -2, 2**33, 10**30, 2.5, {}, None, [1]])
+def test_a_damaged_number_of_key_ranges_is_refused(tmp_path: Path, count: Any) -> None:
+    """Keys and files are found by it: another number asks for any amount of memory."""
+    write_index(tmp_path, INDEXES[0])
+    head = json.loads((tmp_path / "index.json").read_text())
+    head["latents"]["count"] = count
+    artifact.write_json(tmp_path / "index.json", head)
+    for read in (read_index, listed_shards):
+        with pytest.raises(ValueError, match="count: "):
+            read(tmp_path)
+
+
 def test_an_unchanged_index_keeps_its_bytes_whatever_would_be_written_now(tmp_path: Path) -> None:
     """Another version of the library may write others; a damaged one is no index."""
     index = INDEXES[1]

@@ -110,6 +110,16 @@ def test_a_wrong_value_is_named_with_its_line(
     assert error.hint == hint
 
 
+@pytest.mark.parametrize("key", ["run: flowers", "name: plain"])
+def test_a_name_is_short_enough_for_a_folder_and_its_draft(tmp_path: Path, key: str) -> None:
+    """File systems take 255 bytes."""
+    named = FILE.replace(key, f"{key.partition(' ')[0]} {'a' * 200}")
+    (tmp_path / "flowers.yaml").write_text(named)
+    read_config(tmp_path / "flowers.yaml")
+    error = refusal(tmp_path / "flowers.yaml", named.replace("aaa", "aaaa", 1))
+    assert "name: must have at most 200 letters" in error.what.replace("run:", "name:")
+
+
 def test_every_problem_is_named_with_its_own_line(tmp_path: Path) -> None:
     """Those of one section and those that sections have with each other, each once."""
     path = tmp_path / "flowers.yaml"

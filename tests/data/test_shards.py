@@ -198,7 +198,7 @@ def test_columns_of_a_saved_dataset_are_named(tmp_path):
     assert said.startswith(f"data.caption_column: {folder} has no column text or caption or prompt")
     source = open_source(DataConfig(images=str(folder), source="huggingface", **data))
     source.found()
-    assert source.notes == [f"{folder}: columns that are not read: other"]
+    assert source.left_out.lines() == ["left out: key other of 3 rows"]
     split = datasets.DatasetDict({"test": datasets.Dataset.from_dict({"text": ["a"]})})
     split.save_to_disk(str(tmp_path / "splits"))
     error = refused(list_found, tmp_path / "splits", "huggingface")
@@ -222,7 +222,9 @@ def test_tar_shards_are_prepared_as_they_are(tmp_path):
     ]
     source = open_source(DataConfig(images=str(folder), source="webdataset"))
     source.found()
-    assert source.notes == [f"1 other members in {folder}, such as train-000/a.cls, are not read"]
+    assert source.left_out.lines() == [
+        "left out: key score of 1 caption", "left out: key cls of 1 sample",
+    ]  # fmt: skip
     assert source_files(DataConfig(images=str(folder), source="webdataset")) == [
         str(folder / name) for name in shards
     ]
@@ -245,9 +247,12 @@ def test_a_key_with_several_images_is_one_sample(tmp_path):
         ("t/4.only.png", "four", None),
     ]
     assert source.notes == [
-        f"4 further images of samples in {folder}, such as t/1.cond.png, are not read: "
+        f"4 further images of samples in {folder}, such as t/1.cond.png: "
         "conditioning images and masks are read of `source: folder`"
     ]
+    assert source.left_out.counts() == {
+        "sample": {"cond.png": 1, "mask.png": 1, "left.png": 1, "right.png": 1}
+    }
 
 
 def test_members_that_are_no_plain_files_are_bad(tmp_path):

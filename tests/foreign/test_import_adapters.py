@@ -280,6 +280,21 @@ def test_other_methods_in_kohyas_names_are_named(tmp_path: Path, name: str, what
         open_external(file)
 
 
+def test_settings_of_other_methods_are_compared(tmp_path: Path) -> None:
+    """With the run's, or the method's defaults: LoHa's alpha scales its tensors."""
+    save_file({"a.hada_w1_a": torch.ones(2, 2)}, tmp_path / "adapter_model.safetensors")
+    settings = {"peft_type": "LOHA", "r": 8, "alpha": 16, "rank_dropout": 0.1, "new": 3}
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**settings, "init_weights": True}))
+    found = open_external(tmp_path)
+    assert found.adapter == {"peft_type": "LOHA", "r": 8, "alpha": 16}
+    assert "adapter_config.json: new: a setting that is not read" in found.lost
+    same = adapter_files.run_settings({"peft_type": "LOHA", "alpha": 16}, is_peft=True)
+    adapter_files.check_settings(found.adapter, same, tmp_path)
+    default = adapter_files.run_settings({"peft_type": "LOHA"}, is_peft=True)
+    with pytest.raises(PipelineError, match="its adapter has alpha 16, this run 8"):
+        adapter_files.check_settings(found.adapter, default, tmp_path)
+
+
 def test_dora_and_older_names() -> None:
     """peft cuts the end of DoRA's names off; older diffusers had lora.down and lora.up, or the LoRA
     in the attention's processor; trainers name adapters and compile parts."""

@@ -95,7 +95,7 @@ TRAINED = {
 }
 
 
-def _write_adapters(folder: Path) -> None:
+def write_adapters(folder: Path) -> None:
     for name in ("peft", "diffusers", "kohya"):
         (folder / name).mkdir()
     plain = {name.replace(".default", ""): torch.ones(shape) for name, shape in TRAINED.items()}
@@ -126,7 +126,7 @@ def _read_adapter(folder: Path, file: Path) -> None:
     list(show(found, tensors=True))
 
 
-def _write_accelerate(folder: Path) -> None:
+def write_checkpoints(folder: Path) -> None:
     """Folders of accelerate's save_state and HF's Trainer, and a universal checkpoint."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -263,8 +263,8 @@ def _read_launch(folder: Path, file: Path) -> None:
 FOREIGN_READERS: dict[str, Reader] = {
     "tokenizer": Reader(_write_tokenizer, _read_tokenizer),
     "base": Reader(_write_base, _read_base),
-    "adapter": Reader(_write_adapters, _read_adapter),
-    "external checkpoint": Reader(_write_accelerate, _read_checkpoint),
+    "adapter": Reader(write_adapters, _read_adapter),
+    "external checkpoint": Reader(write_checkpoints, _read_checkpoint),
     "DeepSpeed checkpoint": Reader(_write_deepspeed, _read_checkpoint),
     "launch files": Reader(_write_launches, _read_launch, "*.[jy]*"),
     "commands": Reader(_write_commands, _read_launch, "*.sh", opens=False),

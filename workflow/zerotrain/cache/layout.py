@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from zerotrain.artifact import check_name, file_sha256, write_json
 from zerotrain.artifact.columns import Columns, read_columns
-from zerotrain.artifact.documents import read_object
+from zerotrain.artifact.documents import check_type, read_object
 
 T = TypeVar("T")
 
@@ -25,6 +25,8 @@ INDEX = "index.json"
 COLUMNS = "index.arrow"
 COLUMNS_SHA256 = "columns_sha256"
 DATA_SHA256 = "data_sha256"
+MOST_RANGES = 2**32
+"""Key ranges: as many as there are values of the digits that choose one."""
 LATENTS, TEXT, CONDITIONING, MASKS = "latents", "text", "conditioning", "masks"
 """The series of shards; the last two only for data with conditioning images, and with masks."""
 
@@ -108,6 +110,11 @@ class Series:
     tensors: tuple[str, ...]
     """Names of the tensors stored for each key."""
     shards: tuple[Shard, ...]
+
+    def __post_init__(self) -> None:
+        """Check the count, by which files and keys are found."""
+        if self.count.bit_count() != 1 or not 0 < self.count <= MOST_RANGES:
+            raise ValueError(f"count: {self.count} is no power of two up to {MOST_RANGES}")
 
 
 @dataclass(frozen=True)
@@ -238,7 +245,7 @@ def listed_shards(folder: Path, index: str = INDEX) -> list[Shard]:
 
     def parse(found: dict[str, Any]) -> list[Shard]:
         series = [one for one in found.values() if isinstance(one, dict) and "shards" in one]
-        return [_shard(shard) for one in series for shard in one["shards"]]
+        return [shard for one in series for shard in parse_series(one).shards]
 
     return read_document(folder / index, parse)
 
@@ -261,11 +268,7 @@ def read_document(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
 
 def parse_series(found: dict[str, Any]) -> Series:
     """Parse a series from index.json."""
-    shards = tuple(_shard(shard) for shard in found["shards"])
-    return Series(found["count"], tuple(found["tensors"]), shards)
-
-
-def _shard(found: dict[str, Any]) -> Shard:
-    shard = Shard(**found)
-    check_name(shard.file, INDEX)
-    return shard
+    series = check_type(found, Series, INDEX)
+    for shard in series.shards:
+        check_name(shard.file, INDEX)
+    return series

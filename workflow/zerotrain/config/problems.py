@@ -54,6 +54,7 @@ BOUNDS = {
     "less_than": ("lt", "must be below {}"),
     "less_than_equal": ("le", "must be at most {}"),
     "multiple_of": ("multiple_of", "must be a multiple of {}"),
+    "string_too_long": ("max_length", "must have at most {} letters"),
 }
 """Of pydantic's errors of size: the context's key, and our words."""
 

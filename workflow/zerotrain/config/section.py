@@ -23,8 +23,11 @@ def _whole_number(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(_whole_number)]
 """An integer; "1e3" and "1000" are taken as 1000."""
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
-"""A folder name: letters, digits, - and _, starting with a letter or digit."""
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=200)]
+"""A folder name: letters, digits, - and _, starting with a letter or digit.
+
+File systems take 255 bytes, and drafts have longer names than their folders.
+"""
 
 
 UNITS = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from zerotrain.artifact.documents import DocumentError, LeftOut, Names, parse_json
 from zerotrain.data.conversation import ROLES, SYSTEM, TOOLS, Message
-from zerotrain.data.table import is_absent
+from zerotrain.data.table import IRRELEVANT, is_absent
 
 Row = Mapping[Any, Any]
 COLUMNS = ("messages", "conversations")
@@ -22,13 +22,6 @@ SHAREGPT = {
 REASONING = "reasoning_content"
 """What a model thinks before its answer, as most chat templates name it."""
 REASONING_NAMES = (REASONING, "reasoning", "thinking")
-NAMES_IT = "it names the row or the turn, and is no part of the conversation"
-LABELS_IT = "it says where the row is from or in which language, which the text shows itself"
-IRRELEVANT = {
-    **dict.fromkeys(("id", "idx", "index", "uuid", "conversation_id"), NAMES_IT),
-    **dict.fromkeys(("source", "dataset", "lang", "language"), LABELS_IT),
-}
-"""Keys of rows and turns that no reader needs, and why."""
 IRRELEVANT_IN_TURN = {
     **IRRELEVANT,
     "name": "it tells speakers of one role apart, and chat templates know roles alone",

@@ -31,6 +31,7 @@ from zerotrain.machine.regular_file import open_to_change, write_text
 
 SAMPLES = "samples/samples.arrow"
 BAD = "samples/bad.jsonl"
+LEFT_OUT = "left_out"
 LOCK = ".publishing.lock"
 
 Bad = Mapping[str, str]
@@ -108,7 +109,7 @@ def publish_dataset(
     """
     facts: dict[str, Any] = {"repeats": repeats, "count": count_samples(samples, bad)}
     if left_out is not None and (counts := left_out.counts()):
-        facts["left_out"] = counts
+        facts[LEFT_OUT] = counts
     with _one_at_a_time(folder):
         return _publish(folder, of, samples, bad, facts, made_by)
 
@@ -167,7 +168,9 @@ def compute_identity(found: Artifact, of: SampleType[S], samples: Sequence[S]) -
 def _identity(
     of: SampleType[S], samples: Sequence[S], bad: Sequence[Bad], facts: Mapping[str, Any]
 ) -> str:
-    content = {**facts, "samples": map(of.to_json, samples), "bad": iter(bad)}
+    # What is left out of the source is no part of the dataset.
+    content = {name: value for name, value in facts.items() if name != LEFT_OUT}
+    content |= {"samples": map(of.to_json, samples), "bad": iter(bad)}
     return artifact.streamed_digest({"kind": DATASET, "content": content, "files": {}})
 
 
@@ -205,7 +208,7 @@ def read_left_out(found: Artifact) -> LeftOut:
         PipelineError: the manifest has no such numbers.
     """
     where = found.folder / MANIFEST
-    return LeftOut(check_type(found.content.get("left_out", {}), dict[str, dict[str, int]], where))
+    return LeftOut(check_type(found.content.get(LEFT_OUT, {}), dict[str, dict[str, int]], where))
 
 
 def _damaged(found: Artifact, why: str) -> PipelineError:

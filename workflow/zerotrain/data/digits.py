@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerotrain.artifact.documents import LeftOut
 from zerotrain.data.source import DIGITS, Found, Source
 from zerotrain.errors import PipelineError
 
@@ -37,7 +38,7 @@ class DigitsSource(Source):
     pixel_modules = ("zerotrain.data.digits",)
 
     def __init__(self) -> None:
-        self.notes = []
+        self.notes, self.left_out = [], LeftOut()
 
     def found(self) -> list[Found]:
         """List all scans in the file's order, which is also the order of their names."""

@@ -56,6 +56,7 @@ def image_sections(
     own: Mapping[str, int] | None = None,
     hashes: Mapping[str, int] | None = None,
     tokens: Sequence[Row] = (),
+    left_out: Sequence[Row] = (),
 ) -> list[Section]:
     """Return the figures of a dataset of images.
 
@@ -67,6 +68,7 @@ def image_sections(
         own: The resolutions of sources that have one, by their names.
         hashes: Perceptual hash of an image by its sha256; None for no near duplicates.
         tokens: Rows about the tokens of captions.
+        left_out: Names of the source that are not used, with their numbers.
     """
     sections = [_counts(samples, bad)]
     if samples:
@@ -81,7 +83,7 @@ def image_sections(
             Section("Captions", [*_captions(captions), *tokens, *_frequent(captions)]),
             Section("Duplicates", [*_image_duplicates(samples, hashes)]),
         ]
-    return [*sections, *_problems(bad)]
+    return [*sections, *_problems(bad, left_out)]
 
 
 def text_sections(
@@ -113,9 +115,7 @@ def text_sections(
             ),
             Section("Duplicates", [*_text_duplicates(samples)]),
         ]
-    if left_out:
-        sections.append(Section("Left out", [*left_out]))
-    return [*sections, *_problems(bad)]
+    return [*sections, *_problems(bad, left_out)]
 
 
 def format_sections(sections: Iterable[Section]) -> Iterator[str]:
@@ -274,8 +274,11 @@ def _asked(one: Conversation) -> tuple[str, ...]:
     return tuple(message.content for message in before)
 
 
-def _problems(bad: Sequence[Mapping[str, str]]) -> list[Section]:
-    """Return the refused samples by their reasons; names and numbers in reasons do not count."""
+def _problems(bad: Sequence[Mapping[str, str]], left_out: Sequence[Row]) -> list[Section]:
+    """Return what is left out, and the refused samples by their reasons.
+
+    Names and numbers in reasons do not count.
+    """
     groups: dict[str, list[Mapping[str, str]]] = {}
     for entry in bad:
         groups.setdefault(_kind(entry), []).append(entry)
@@ -284,7 +287,8 @@ def _problems(bad: Sequence[Mapping[str, str]]) -> list[Section]:
         reason = entries[0]["reason"] if len(entries) == 1 else kind
         rows.append((_number(len(entries), "sample"), reason))
         rows.append(("", ", ".join(_files([entry["file"] for entry in entries]))))
-    return [Section("Problems", rows)] if rows else []
+    sections = [Section("Left out", [*left_out]), Section("Problems", rows)]
+    return [section for section in sections if section.rows]
 
 
 def _kind(entry: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerotrain.artifact.documents import DocumentError, read_bytes
+from zerotrain.artifact.documents import DocumentError, LeftOut, read_bytes
 from zerotrain.config.image_options import WHITE
 from zerotrain.data import metadata
 from zerotrain.data.caption_file import (
@@ -46,7 +46,7 @@ class FolderSource(Source):
         self.data = data
         self.root = root or root_of(data)
         self.name = str(self.root)
-        self.notes = []
+        self.notes, self.left_out = [], LeftOut()
 
     def found(self) -> list[Found]:
         """List images with their captions, and all bad entries, sorted by file."""
@@ -69,7 +69,7 @@ class FolderSource(Source):
     def _found(self, read_caption: Callable[[str, str], Found]) -> list[Found]:
         listing = list_images(self.data)
         table = find_table(self.data, captioned=bool(listing.captions))
-        self.notes = self._unread(listing, table)
+        self.notes, self.left_out = self._unread(listing, table), LeftOut()
         if table:
             found = self._from_table(listing, table)
         else:
@@ -139,7 +139,8 @@ class FolderSource(Source):
 
     def _from_table(self, listing: Listing, table: Path) -> list[Found]:
         columns = self.data.conditioning_columns or ()
-        found = metadata.read_metadata(table, self.root, set(listing.images), columns)
+        images = set(listing.images)
+        found = metadata.read_metadata(table, self.root, images, columns, self.left_out)
         named = {entry.file for entry in found}
         named |= {file for entry in found for file in entry.conditioning}
         found += [

@@ -1,7 +1,7 @@
 """Tables of captions: metadata.csv, .jsonl, .json or .parquet, one row per image.
 
 Columns are `file_name,text` (as in Hugging Face's imagefolder), `image,prompt` (as in
-DiffSynth-Studio), or else another pair of them and `caption`; others are ignored. Files are named
+DiffSynth-Studio), or else another pair of them and `caption`; others are left out. Files are named
 relative to the image folder.
 """
 
@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zerotrain.artifact.documents import DocumentError, parse_json
+from zerotrain.artifact.documents import DocumentError, LeftOut, Names, parse_json
 from zerotrain.data.source import Found
 from zerotrain.data.table import (
+    IRRELEVANT,
     csv_rows,
     is_absent,
     json_rows,
@@ -50,7 +51,11 @@ def caption_columns(conditioning_columns: Sequence[str] = ()) -> list[tuple[str,
 
 
 def read_metadata(
-    path: Path, root: Path, images: Collection[str], conditioning_columns: Sequence[str] = ()
+    path: Path,
+    root: Path,
+    images: Collection[str],
+    conditioning_columns: Sequence[str] = (),
+    left_out: LeftOut | None = None,
 ) -> list[Found]:
     """List the images that a table names, and the errors in its rows.
 
@@ -59,6 +64,7 @@ def read_metadata(
         root: The image folder.
         images: The files in the folder, by relative name.
         conditioning_columns: Columns that name conditioning images in the folder.
+        left_out: Counts the columns that are not used.
 
     Returns:
         One entry per row, in unspecified order.
@@ -77,6 +83,11 @@ def read_metadata(
     found: list[Found] = []
     first_line: dict[str, int] = {}
     for line, row in rows:
+        if left_out is not None:
+            names = Names(name for name, cell in row.items() if name is not None and cell)
+            names.use(file_column, text_column, *conditioning_columns)
+            names.ignore(IRRELEVANT)
+            left_out.add("row", names.leftovers())
         where = f"{path.name} {kind} {line}"
         file, caption = row.get(file_column), row.get(text_column)
         if not isinstance(file, str) or not file.strip():

@@ -14,13 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zerotrain.artifact.documents import parse_json, read_bytes
+from zerotrain.artifact.documents import LeftOut, Names, parse_json, read_bytes
 from zerotrain.config.data import DataConfig
 from zerotrain.config.image_options import WHITE
 from zerotrain.data.caption_file import MOST_BYTES
 from zerotrain.data.listing import EXTENSIONS, check_usable_path, root_of
 from zerotrain.data.source import MOST_IMAGE_BYTES, Found, Source
-from zerotrain.data.table import check_parquet, is_absent, printable
+from zerotrain.data.table import IRRELEVANT, check_parquet, is_absent, printable
 from zerotrain.errors import PipelineError
 from zerotrain.machine.regular_file import open_to_read
 
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 
 CAPTIONS = ("text", "caption", "prompt")
 """Columns of captions, in the order in which they are looked for."""
+OF_DOWNLOADS = dict.fromkeys(
+    (
+        *("key", "url", "status", "error_message", "exif", "sha256", "md5"),
+        *("width", "height", "original_width", "original_height"),
+    ),
+    "img2dataset's record of the download",
+)
+"""Keys next to a caption that do not matter, and why."""
 
 
 class Shards(Source):
@@ -46,10 +54,11 @@ class Shards(Source):
         self.data = data
         self.root = root_of(data)
         self.key, self.name = "data.images", str(self.root)
-        self.notes = []
+        self.notes, self.left_out = [], LeftOut()
 
     def found(self) -> list[Found]:
         """List all images with their captions, in the order of their names."""
+        self.notes, self.left_out = [], LeftOut()
         prompt = self.data.instance_prompt
         found = [
             Found(one.file, prompt) if prompt is not None and one.reason is None else one
@@ -85,7 +94,7 @@ class HuggingFaceSource(Shards):
     def _listed(self) -> Iterator[Found]:
         table = self._table
         if self.data.instance_prompt is not None:
-            self.notes = self._unread_columns()
+            self._account()
             yield from (Found(f"{row:08d}") for row in range(len(table)))
             return
         column = self._caption_column
@@ -95,7 +104,7 @@ class HuggingFaceSource(Shards):
                 f"{column or ' or '.join(CAPTIONS)}; it has {', '.join(table.features)}",
                 hint="name the column that has captions, or set caption_strategy: instanceprompt",
             )
-        self.notes = self._unread_columns()
+        self._account()
         for row, caption in enumerate(table.select_columns([column])[column]):
             yield _captioned(f"{row:08d}", caption, column)
 
@@ -104,14 +113,14 @@ class HuggingFaceSource(Shards):
         named = (name for name in CAPTIONS if name in self._table.features)
         return self.data.caption_column or next(named, None)
 
-    def _unread_columns(self) -> list[str]:
-        """Name the columns that are neither the image nor the caption."""
-        read = {self._column}
+    def _account(self) -> None:
+        """Count the columns that are neither the image nor the caption."""
+        names = Names(self._table.features)
+        names.use(self._column)
         if self.data.instance_prompt is None:
-            read.add(str(self._caption_column))
-        if not (others := [name for name in self._table.features if name not in read]):
-            return []
-        return [f"{self.name}: columns that are not read: {', '.join(map(printable, others))}"]
+            names.use(str(self._caption_column))
+        names.ignore(IRRELEVANT)
+        self.left_out.add("row", names.leftovers(), len(self._table))
 
     def read(self, file: str) -> bytes:
         """Read the bytes of the image in a row."""
@@ -224,18 +233,16 @@ class WebDatasetSource(Shards):
         members, texts, bad, others = self._members
         yield from bad
         images, further = _choose_images(members)
+        for file in (*others, *further):
+            self.left_out.add("sample", [_key(file)])
+        if further:
+            self.notes.append(
+                f"{len(further)} further images of samples in {self.root}, such as {further[0]}: "
+                "conditioning images and masks are read of `source: folder`"
+            )
         for file in texts:
             if _stem(file) not in images:
                 yield Found(file, reason="a caption with no image of its name in its shard")
-        self.notes = [
-            f"{len(files)} {what} in {self.root}, such as {files[0]}, are not read{why}"
-            for what, files, why in (
-                ("other members", others, ""),
-                ("further images of samples", further, ": conditioning images and masks are read "
-                 "of `source: folder`"),
-            )
-            if files
-        ]  # fmt: skip
         for stem, chosen in images.items():
             if chosen is None:
                 yield Found(stem, reason="several images of this name in its shard")
@@ -269,6 +276,10 @@ class WebDatasetSource(Shards):
         named = found if isinstance(found, dict) else {}
         asked = (self.data.caption_column,) if self.data.caption_column else CAPTIONS
         column = next((name for name in asked if name in named), None)
+        names = Names(named)
+        names.use(str(column))
+        names.ignore(IRRELEVANT | OF_DOWNLOADS)
+        self.left_out.add("caption", names.leftovers())
         if column is None:
             return Found(image, reason=f"caption {file} has no {' or '.join(asked)}")
         return _captioned(image, named[column], f"{file}: {column}")
@@ -336,6 +347,11 @@ def _choose_images(files: Iterable[str]) -> tuple[dict[str, str | None], list[st
         images[stem] = plain[0] if len(plain) == 1 else None
         further += [file for file in own if file not in plain]
     return images, further
+
+
+def _key(file: str) -> str:
+    """Return the name of a member within its sample, as WebDataset does: `cond.png`, `cls`."""
+    return file.rpartition("/")[2].partition(".")[2]
 
 
 def _stem(file: str) -> str:

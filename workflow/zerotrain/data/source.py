@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerotrain.artifact.documents import LeftOut
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Source(ABC):
     """Modules that convert an image's bytes to pixels: edits in them make latents stale."""
     notes: list[str]
     """Sentences that a user should know though nothing is wrong. Filled by found()."""
+    left_out: LeftOut
+    """Names in its tables and shards that are not used. Filled by found()."""
 
     @abstractmethod
     def found(self) -> list[Found]:

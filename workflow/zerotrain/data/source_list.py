@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from zerotrain.artifact.documents import LeftOut
 from zerotrain.config.image_options import WHITE
 from zerotrain.config.image_source import SHARDS, SourceConfig
 from zerotrain.data.folder import FolderSource, folder_files
@@ -33,16 +34,17 @@ class SourceList(Source):
         self.parts: dict[str, Source] = {one.name: open_part(one) for one in sources}
         modules = dict.fromkeys(m for one in self.parts.values() for m in one.pixel_modules)
         self.pixel_modules = tuple(modules)
-        self.notes = []
+        self.notes, self.left_out = [], LeftOut()
 
     def found(self) -> list[Found]:
         """List the entries of all sources, sorted by file."""
         entries = []
-        self.notes = []
+        self.notes, self.left_out = [], LeftOut()
         for name, part in self.parts.items():
             with naming(name):
                 entries += [replace(one, file=f"{name}/{one.file}") for one in part.found()]
             self.notes += [f"source {name}: {note}" for note in part.notes]
+            self.left_out.update(part.left_out)
         return sorted(entries, key=lambda entry: (entry.file, entry.reason or ""))
 
     def read(self, file: str) -> bytes:

@@ -22,6 +22,13 @@ MOST_TABLE_BYTES = 2**31
 """Size of a .json table, which is read as a whole."""
 MOST_EXPANDED, MOST_EXPANSION = 2**28, 100
 """How many bytes a Parquet file holds at most, or how many times its size if it is larger."""
+NAMES_IT = "it names the row or the turn, and is no part of the sample"
+LABELS_IT = "it says where the row is from or in which language, which the text shows itself"
+IRRELEVANT = {
+    **dict.fromkeys(("id", "idx", "index", "uuid", "conversation_id"), NAMES_IT),
+    **dict.fromkeys(("source", "dataset", "lang", "language"), LABELS_IT),
+}
+"""Columns that no reader needs, and why."""
 BATCH_ROWS = 1024
 """Rows of a Parquet file that are in memory at a time."""
 

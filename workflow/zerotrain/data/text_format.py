@@ -11,9 +11,9 @@ from zerotrain.artifact.documents import LeftOut, Names
 from zerotrain.config.data import ALPACA, COLUMN
 from zerotrain.data.alpaca import alpaca_text
 from zerotrain.data.chat_rows import COLUMNS as CHAT_COLUMNS
-from zerotrain.data.chat_rows import IRRELEVANT, BadRowError, is_blank, read_chat
+from zerotrain.data.chat_rows import BadRowError, is_blank, read_chat
 from zerotrain.data.conversation import PROMPT, Message
-from zerotrain.data.table import is_absent
+from zerotrain.data.table import IRRELEVANT, is_absent
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Row = Mapping[Any, Any]
 Reader = Callable[[Row, LeftOut], list[Message]]
 """Reads a row, and counts its keys that are not used."""
+ALPACA_COLUMNS = ("instruction", "input", "output", "system", "history")
 EXAMPLES = {
     "alpaca": '{"instruction": "Add.", "input": "1 and 2", "output": "3"}',
     "chat": '{"messages": [{"role": "user", "content": "1+2?"}, '
@@ -70,7 +71,7 @@ def _alpaca(row: Row, left_out: LeftOut) -> list[Message]:
 
     `system` and `history` (pairs of earlier questions and answers) are LLaMA-Factory's extensions.
     """
-    _account(row, left_out)
+    _account(row, left_out, *ALPACA_COLUMNS)
     messages = [] if is_blank(row.get("system")) else [Message("system", _text(row, "system"))]
     history = [] if is_blank(row.get("history")) else row["history"]
     if not isinstance(history, list):
@@ -102,7 +103,7 @@ def _alpaca_prompt(row: Row, left_out: LeftOut) -> list[Message]:
     """Format a row with Stanford Alpaca's prompt text, keeping outer spaces of its values."""
     if extra := next((name for name in ("system", "history") if not is_blank(row.get(name))), None):
         raise BadRowError(f"{extra} has no place in prompt_template: {ALPACA}")
-    _account(row, left_out)
+    _account(row, left_out, *ALPACA_COLUMNS)
     asked, answered = (_text(row, column, strip=False) for column in ("instruction", "output"))
     given = "" if is_blank(row.get("input")) else _text(row, "input", strip=False)
     return [alpaca_prompt(asked, given), Message("assistant", answered)]
@@ -113,9 +114,10 @@ def _columns(
     response: str,
     label_names: Sequence[str] | Mapping[str, str] | None,
     row: Row,
-    _: LeftOut,
+    left_out: LeftOut,
 ) -> list[Message]:
-    """Fill the template; data.prompt_template chose the columns, so that no other is left out."""
+    """Fill the template."""
+    _account(row, left_out, *filter(None, COLUMN.findall(template)), response)
 
     def value(match: re.Match[str]) -> str:
         return _text(row, match[1]) if match[1] else match[0][0]
@@ -140,10 +142,10 @@ def _label(row: Row, column: str, names: Sequence[str] | Mapping[str, str] | Non
     )
 
 
-def _account(row: Row, left_out: LeftOut) -> None:
-    """Count the columns of an Alpaca row that are not used."""
+def _account(row: Row, left_out: LeftOut, *used: str) -> None:
+    """Count the columns of a row that are not used."""
     names = Names(name for name in row if not is_blank(row[name]))
-    names.use("instruction", "input", "output", "system", "history")
+    names.use(*used)
     names.ignore(IRRELEVANT)
     left_out.add("row", names.leftovers())
 

@@ -120,7 +120,7 @@ def is_model_file(name: str) -> bool:
 
 
 def list_others(names: Iterable[str], chosen: Iterable[str], family: Family) -> list[str]:
-    """List the files in the folders of a model's parts that are not part of the model.
+    """List the files that are not part of the model, and the folders of no part.
 
     Other forms of the weights are not listed.
 
@@ -131,7 +131,11 @@ def list_others(names: Iterable[str], chosen: Iterable[str], family: Family) -> 
     """
     weights = (".safetensors", ".index.json", *PICKLES, ".onnx", ".onnx_data", ".msgpack", ".h5")
     parts = {""} if family.trained_part == ROOT else {*family.parts}
+    names = {*names}
     left = {name for name in names if name.rpartition("/")[0] in parts} - {*chosen}
+    left |= {f"{name.partition('/')[0]}/" for name in names if "/" in name} - {
+        f"{name.partition('/')[0]}/" for name in chosen if "/" in name
+    }
     described = (MANIFEST, README)
     return sorted(name for name in left if not name.endswith(weights) and name not in described)
 

@@ -97,6 +97,7 @@ def show_data(run: RunConfig, check: Check, output: Path | None = None) -> int:
             own=run.data.resolutions,
             hashes=look.hashes,
             tokens=[*_tokens(run, [sample.caption for sample in look.images])],
+            left_out=[*look.left_out.rows()],
         )
     print(f"{look.origin}\n")
     for line in format_sections(sections):
@@ -127,6 +128,7 @@ def _look_at_images(run: RunConfig, check: Check) -> Look:
             samples, bad = read_dataset(folder).samples, read_bad(prepared)
             if _lists(source, run.data, samples, bad):
                 look = Look(f"{source.name}, as {folder} has it", samples, bad=[*bad])
+                look.left_out = source.left_out
                 try:
                     _read_pixels(look, source, run.data.num_workers)
                 except PipelineError as error:
@@ -136,7 +138,7 @@ def _look_at_images(run: RunConfig, check: Check) -> Look:
     look = Look(f"{source.name}; {stale}")
     checked = [*check(source, run.data)]
     look.images = [one for one in checked if isinstance(one, Sample)]
-    look.bad = _bad(checked)
+    look.bad, look.left_out = _bad(checked), source.left_out
     _read_pixels(look, source, run.data.num_workers)
     return look
 

@@ -72,6 +72,7 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
         if data.has_image_files:
             files = DatasetFiles(data, output, walk(data))
         checked = [*checked_images(source, data)]
+        left_out.update(source.left_out)
     bad = [entry for entry in checked if isinstance(entry, Found)]
     images = [entry for entry in checked if isinstance(entry, Sample)]
     texts = [entry for entry in checked if isinstance(entry, Conversation)]
@@ -93,9 +94,11 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
         files.record(dict(_hashed(source, images)))
     numbers = data.model_dump(exclude={"name", "num_workers", "max_bad_samples"})
     made_by = {"stage": "prepare_dataset", "data": numbers}
-    rest: dict[str, Any] = {"repeats": data.repeats, "bad": refused, "made_by": made_by}
+    rest: dict[str, Any] = {
+        "repeats": data.repeats, "bad": refused, "left_out": left_out, "made_by": made_by
+    }  # fmt: skip
     listing = (
-        publish_dataset(output, TEXTS, texts, left_out=left_out, **rest)
+        publish_dataset(output, TEXTS, texts, **rest)
         if data.is_text
         else publish_dataset(output, IMAGES, images, **rest)
     )

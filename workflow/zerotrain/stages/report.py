@@ -302,15 +302,19 @@ def _data(
     dataset = artifact.read(folder, DATASET, verify=False)
     if dataset.identity != parent["identity"]:
         return [], None
-    bad = read_bad(dataset)
+    bad, left_out = read_bad(dataset), [*read_left_out(dataset).rows()]
     if settings.is_text:
-        left_out = [*read_left_out(dataset).rows()]
         return text_sections(read_conversations(folder).samples, bad, left_out), None
     samples = read_dataset(folder).samples
     resolution = max(phase.train.resolution for phase in settings.phases)
     data = settings.data
     sections = image_sections(
-        samples, bad, resolution=resolution, buckets=data.aspect_buckets, own=data.resolutions
+        samples,
+        bad,
+        resolution=resolution,
+        buckets=data.aspect_buckets,
+        own=data.resolutions,
+        left_out=left_out,
     )
     return sections, _sheet(settings, samples)
 

@@ -236,12 +236,16 @@ def prefix_before(names: Iterable[str], own: set[str], file: Path) -> str:
     names = sorted(names)
     first = names[0]
     places = [0, *(place + 1 for place, letter in enumerate(first) if letter == ".")]
+    unknown = names
     for place in places:
         prefix = first[:place]
-        if all(n.startswith(prefix) and n.removeprefix(prefix) in own for n in names):
+        left = [n for n in names if not n.startswith(prefix) or n.removeprefix(prefix) not in own]
+        if not left:
             return prefix
+        unknown = min(unknown, left, key=len)
     raise PipelineError(
-        f"{file}: {first} and others belong to no format that is known here, or to another base",
+        f"{file}: {unknown[0]} and {len(unknown) - 1} more of its {len(names)} names belong to no "
+        "format that is known here, or to another base",
         hint="name the base that the training started from; of a file in another form, open it "
         "where it was made",
     )

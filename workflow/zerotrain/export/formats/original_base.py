@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 from zerotrain import artifact
-from zerotrain.artifact.documents import read_header
+from zerotrain.artifact.documents import Names, read_header
 from zerotrain.export.formats.ldm import load_parts
 from zerotrain.export.formats.opening import name_file_in_errors
 from zerotrain.models.families import Family
@@ -21,8 +21,17 @@ from zerotrain.models.single_file_base import PARTS
 
 V_PREDICTION, ZERO_SNR = "v_pred", "ztsnr"
 """Names of empty tensors that mark what a file's model predicts."""
+SCHEDULE = ("denoiser.sigmas", "denoiser.log_sigmas", "alphas_cumprod", "betas")
+"""Begin the names of tensors that a scheduler computes for itself."""
 PREDICTS_V: dict[str, Any] = {"prediction_type": "v_prediction"}
 FROM_NOISE: dict[str, Any] = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+
+
+def list_unread(names: Iterable[str]) -> list[str]:
+    """List the tensors of a file that belong to no part of the model."""
+    unread = Names(name for name in names if not name.startswith((*PARTS, *SCHEDULE)))
+    unread.use(V_PREDICTION, ZERO_SNR)
+    return unread.leftovers()
 
 
 def write_parts(file: Path, family: Family, target: Path) -> None:
@@ -35,8 +44,9 @@ def write_parts(file: Path, family: Family, target: Path) -> None:
         PipelineError: the file does not fit the configurations.
     """
     names = [*read_header(file, follow_links=True).tensors]
-    if averaged := [name for name in names if name.startswith("model_ema.")]:
-        print(f"base: {file}: {len(averaged)} tensors of averaged weights (EMA) are not taken")
+    if left := list_unread(names):
+        what = "averaged weights (EMA)" if left[0].startswith("model_ema.") else "no part of SDXL"
+        print(f"base: {file}: {len(left)} tensors, such as {left[0]}, are not taken: {what}")
     with name_file_in_errors(file):
         parts = load_parts(family, file, target, _dtype(file, names))
     with tempfile.TemporaryDirectory(dir=target.parent) as drafts:

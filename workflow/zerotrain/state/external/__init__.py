@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from zerotrain.errors import PipelineError
@@ -13,6 +14,7 @@ from zerotrain.state.external.checkpoint import ExternalCheckpoint
 from zerotrain.state.external.consistency import STEP_FILES, reading
 from zerotrain.state.external.deepspeed import open_deepspeed
 from zerotrain.state.external.distributed import check_not_distributed
+from zerotrain.state.external.left_out import list_files
 from zerotrain.state.external.ranks import find_tag_folder, is_tag_folder, is_universal
 from zerotrain.state.external.universal import describe_omissions, open_universal, write_universal
 from zerotrain.state.external.weight_files import find_weights
@@ -52,13 +54,20 @@ def _open(
     if not folder.is_dir():
         raise PipelineError(f"{folder}: no such folder", hint="give the folder of the checkpoint")
     if tag := find_tag_folder(folder):
-        if is_universal(tag):
-            return open_universal(tag, trust_pickle=trust_pickle)
-        return open_deepspeed(tag, trust_pickle=trust_pickle, parameter_names=parameter_names)
+        opened = (
+            open_universal(tag, trust_pickle=trust_pickle)
+            if is_universal(tag)
+            else open_deepspeed(tag, trust_pickle=trust_pickle, parameter_names=parameter_names)
+        )
+        inside = [] if tag == folder else list_files(tag, ())
+        tags = filter(is_tag_folder, folder.iterdir())
+        return replace(opened, lost=[*opened.lost, *list_files(folder, tags), *inside])
     check_not_distributed(folder)
     (below, drafts), weights = find_checkpoints_below(folder), find_weights(folder)[0]
     if weights and (not below or weights[0].parent == folder):
-        return open_accelerate(folder, trust_pickle=trust_pickle, parameter_names=parameter_names)
+        opened = open_accelerate(folder, trust_pickle=trust_pickle, parameter_names=parameter_names)
+        unread = list_files(folder, [*weights, *below, *drafts])
+        return replace(opened, lost=[*opened.lost, *unread])
     names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
     hint = (
         "give a checkpoint of DeepSpeed (latest, global_step*/), a folder of accelerate's "

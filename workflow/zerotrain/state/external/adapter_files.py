@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
-from zerotrain.config.adapters import stack_of
+from zerotrain.config.adapters import PEFT_TYPE, keys, stack_of
 from zerotrain.errors import PipelineError
 from zerotrain.models.adapter_config import ADAPTER_CONFIG, parse_settings, read_adapter_config
 from zerotrain.state.external.checkpoint import ExternalCheckpoint
 from zerotrain.state.external.consistency import read_number
 from zerotrain.state.external.fitting import find_prefix
+from zerotrain.state.external.left_out import has_effect, list_settings
 from zerotrain.state.position import MASTER
 
 STEMS = ("adapter_model", "pytorch_lora_weights")
@@ -102,10 +103,10 @@ def open_adapter(
         else:
             own = name if name.startswith(KOHYA) else _in_training(name)
             read[own] = partial(weights.__getitem__, name)
-    settings = read_settings(path, header, alphas)
+    settings, unread = read_settings(path, header, alphas)
     if "lora_alpha" not in settings and settings.get("peft_type", "LORA") == "LORA":
         left.add(f"the adapter's alpha: {path.name} does not say it, and this run's is taken")
-    return RenamedTensors(read), settings, sorted(left)
+    return RenamedTensors(read), settings, [*sorted(left), *unread]
 
 
 def _in_training(name: str) -> str:
@@ -125,13 +126,16 @@ def _in_training(name: str) -> str:
 
 def read_settings(
     file: Path, header: Mapping[str, str], alphas: Mapping[str, float]
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[str]]:
     """Read the settings of an adapter from its folder or file: peft's names and values.
 
     Args:
         file: The file of tensors, next to adapter_config.json for peft.
         header: The metadata of the file of tensors.
         alphas: The `.alpha` of each layer in a kohya file.
+
+    Returns:
+        Those that change an adapter's effect, and sentences on others that are not read.
 
     Raises:
         PipelineError: adapter_config.json is not JSON, or layers have different alphas.
@@ -154,7 +158,10 @@ def read_settings(
         )
     if alphas:
         settings["lora_alpha"] = next(iter(alphas.values()))
-    return {key: settings[key] for key in SETTINGS if key in settings}
+    of_method = set(keys().get(str(settings.get(PEFT_TYPE)), {})) - {"feedforward_modules"}
+    read = [key for key in settings if key in SETTINGS or (key in of_method and has_effect(key))]
+    unread = list_settings(settings, where, (*read, *PATTERNS))
+    return {key: settings[key] for key in read if key not in PATTERNS}, unread
 
 
 def check_settings(settings: Mapping[str, Any], run: Mapping[str, Any], where: Path) -> None:
@@ -181,7 +188,7 @@ def check_settings(settings: Mapping[str, Any], run: Mapping[str, Any], where: P
 def run_settings(adapter: Mapping[str, Any] | None, is_peft: bool) -> dict[str, Any]:
     """Return the values of RunConfig.adapter_values under peft's names."""
     if is_peft or not adapter:
-        return dict(adapter or {})
+        return {**keys().get((adapter or {}).get(PEFT_TYPE, ""), {}), **(adapter or {})}
     named = {"r": adapter["rank"], "lora_alpha": adapter["alpha"], "peft_type": "LORA"}
     return named | {key: bool(adapter.get(key)) for key in ("use_rslora", "use_dora")}
 

@@ -12,6 +12,7 @@ import torch
 from zerotrain.state.external import numbered, rank_consistency
 from zerotrain.state.external.checkpoint import ExternalCheckpoint, external_state
 from zerotrain.state.external.consistency import read_number
+from zerotrain.state.external.left_out import list_keys
 from zerotrain.state.external.partitions import Partitions, Zero3, Zero12, frozen_pieces
 from zerotrain.state.external.ranks import (
     Rank,
@@ -50,6 +51,7 @@ def open_deepspeed(
     layout = _layout(ranks, shapes)
     step = rank_consistency.check_ranks(ranks, layout)
     lost = rank_consistency.check_weights(tag, ranks, layout, step)
+    lost += list_keys(model, ranks[0].model_path)
     slots = set.intersection(*(set(s) for rank in ranks for s in layout.states(rank)))
     adam = slots.issuperset(ADAM_SLOTS)
     if extra := sorted(slots - {*ADAM_SLOTS, "step"}):
@@ -194,4 +196,5 @@ def _open_stage0(
         engine=describe_engine(model, stage=0),
         loss_scale=None,
         tied=tied,
+        lost=list_keys(model, path),
     )

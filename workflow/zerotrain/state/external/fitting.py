@@ -70,13 +70,14 @@ def fit(
             "trained there, and are not here",
             hint=HINT,
         )
-    _check_frozen(checkpoint, prefix, base)
+    unknown = _check_frozen(checkpoint, prefix, base)
     name_of = {name: theirs for theirs, name in own.items()}
     pieces = checkpoint.pieces
     return replace(
         checkpoint,
         shapes=dict(trained),
         pieces=lambda name, slot: pieces(name_of[name], slot),
+        lost=[*checkpoint.lost, *unknown],
         position=replace(
             checkpoint.position,
             param_groups=[_rename(g, own) for g in checkpoint.position.param_groups],
@@ -101,18 +102,27 @@ def find_prefix(names: Iterable[str], trained: Mapping[str, list[int]]) -> str:
 
 def _check_frozen(
     checkpoint: ExternalCheckpoint, prefix: str, base: Callable[[str], torch.Tensor | None]
-) -> None:
-    """Check that the base has the frozen values of the checkpoint."""
+) -> list[str]:
+    """Check that the base has the frozen values of the checkpoint; name what it does not have."""
+    unknown = []
     for there in checkpoint.frozen:
         # An adapter wraps its layers.
         name = there.removeprefix(prefix).replace(".base_layer.", ".")
-        expected, tensor = base(name), checkpoint.frozen_tensor(there)
-        if expected is not None and not torch.equal(expected.to(tensor.dtype), tensor):
+        expected = base(name)
+        if expected is None:
+            unknown.append(there)
+            continue
+        tensor = checkpoint.frozen_tensor(there)
+        if not torch.equal(expected.to(tensor.dtype), tensor):
             raise PipelineError(
                 f"{checkpoint.folder}: {there} was frozen there, with other values than the base's "
                 f"{name}",
                 hint="name the base that this training began with",
             )
+    if not unknown:
+        return []
+    more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+    return [f"{unknown[0]}{more}: not trained here, and not in the base"]
 
 
 def _rename(group: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, Any]:

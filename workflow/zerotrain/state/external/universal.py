@@ -34,6 +34,7 @@ from zerotrain.state.external import numbered, partitions, pickles, records
 from zerotrain.state.external.checkpoint import ExternalCheckpoint, external_state
 from zerotrain.state.external.consistency import read_number
 from zerotrain.state.external.deepspeed import count_samples, describe_engine, frozen_shapes
+from zerotrain.state.external.left_out import list_keys
 from zerotrain.state.external.ranks import (
     count_updates,
     layout_error,
@@ -236,7 +237,7 @@ def open_universal(tag: Path, *, trust_pickle: bool = False) -> ExternalCheckpoi
     if not shapes:
         raise layout_error(model_path(tag, None), "names no parameters")
     trained = {name: list(shape) for group in shapes for name, shape in group.items()}
-    _check_folders(tag, trained)
+    unread = _check_folders(tag, trained)
     compared = _check_weights(tag, model, trained, read)
     adam = any((tag / "zero" / name / FILES[ADAM_SLOTS[0]]).exists() for name in trained)
     named, unlike = numbered.named_groups(
@@ -250,6 +251,7 @@ def open_universal(tag: Path, *, trust_pickle: bool = False) -> ExternalCheckpoi
         step, file = _step(tag, trained, optimizer, model, trust_pickle)
         unlike += _check_counts(tag, model, step, file, compared=compared)
     frozen = frozen_shapes(model, shapes)
+    unlike += [*unread, *list_keys(model, model_path(tag, None))]
 
     def frozen_pieces(name: str) -> Iterable[torch.Tensor]:
         if len(models) > 1:
@@ -287,8 +289,12 @@ def _read_models(tag: Path, trust_pickle: bool) -> list[dict[str, Any]]:
     return [model, *(read_model(model_path(tag, r), trust_pickle=trust_pickle) for r in ranks)]
 
 
-def _check_folders(tag: Path, trained: dict[str, list[int]]) -> None:
-    """Check that every parameter has a folder; names that lead out of zero/ have none."""
+def _check_folders(tag: Path, trained: dict[str, list[int]]) -> list[str]:
+    """Check that every parameter has a folder; names that lead out of zero/ have none.
+
+    Returns:
+        Sentences on folders and slots that are not read.
+    """
     present = {path.name for path in (tag / "zero").iterdir() if path.is_dir()}
     for name in trained:
         if name not in present:
@@ -296,6 +302,11 @@ def _check_folders(tag: Path, trained: dict[str, list[int]]) -> None:
                 f"{tag / 'zero' / name}: no such folder, and the model file names this parameter",
                 hint="the checkpoint is incomplete; copy it again, whole",
             )
+    slots = {path.name for name in trained for path in (tag / "zero" / name).iterdir()}
+    unread = [f"zero/{name}: a parameter that no model file names" for name in present - {*trained}]
+    if unlike := sorted(slots - {*FILES.values(), STEP}):
+        unread.append(f"the optimizer's {', '.join(unlike)}: only Adam's two moments are kept")
+    return sorted(unread)
 
 
 def _check_weights(tag: Path, model: dict[str, Any], trained: Iterable[str], read: Any) -> bool:
