@@ -18,7 +18,7 @@ PYTEST := pytest -n 2 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train named-config restore test test-full test-soak test-browser test-gpu fuzz bench switch-table import-cases lint clean
+.PHONY: help setup ops train named-config restore test test-full test-soak test-browser test-gpu fuzz bench switch-table import-cases lint clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ train: named-config setup ## Train the built-in example, or CONFIG=config/NAME.y
 	@snakemake --cores all train $(if $(CONFIG),--configfile $(call quoted,CONFIG)) $(ARGS)
 
 # A typo is found before set-up takes its minutes.
+# Set-up compiles DeepSpeed's ops in the background: those who load them at once wait for them.
+ops: setup
+	@python -m zerotrain.machine.compiled_ops >/dev/null
+
 named-config:
 	$(if $(CONFIG),@[ -e $(call quoted,CONFIG) ] || { \
 	  printf 'ERROR: CONFIG: %s is not there.\n  Hint: name one of:\n' $(call quoted,CONFIG); \
@@ -45,30 +49,30 @@ named-config:
 restore: setup ## Bring all results of this commit back; ARGS=REV or ARGS=WEIGHTS: those of another
 	@zerotrain restore $(ARGS)
 
-test: setup ## Run the tests (ARGS='-k NAME' selects, ARGS=--fix renews generated files)
+test: ops ## Run the tests (ARGS='-k NAME' selects, ARGS=--fix renews generated files)
 	@$(PYTEST) $(ARGS)
 
 # Exit code 5 says that ARGS selected none of them.
-test-full: setup ## Run the tests that take long
+test-full: ops ## Run the tests that take long
 	@$(PYTEST) -n 3 -m "slow and not soak and not gpu" $(ARGS) || [ $$? -eq 5 ]
 
-test-soak: setup ## Run by hand what CI only samples: long kills, fuzz, every switch
+test-soak: ops ## Run by hand what CI only samples: long kills, fuzz, every switch
 	@$(PYTEST) -m soak $(ARGS) || [ $$? -eq 5 ]
 
-test-browser: setup ## Run the tests of the pages in Chromium, which is installed if it is missing
+test-browser: ops ## Run the tests of the pages in Chromium, which is installed if it is missing
 	@tests/browser/run $(ARGS)
 
-test-gpu: setup ## Run the tests that need an NVIDIA GPU; it fails where there is no GPU
+test-gpu: ops ## Run the tests that need an NVIDIA GPU; it fails where there is no GPU
 	@tests/gpu/run $(ARGS)
 
-fuzz: setup ## Damage 10,000 files of each kind that people exchange (FUZZ_COUNT, FUZZ_SEED change that)
+fuzz: ops ## Damage 10,000 files of each kind that people exchange (FUZZ_COUNT, FUZZ_SEED change that)
 	@FUZZ_COUNT=$${FUZZ_COUNT:-10000} FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)} \
 	  $(PYTEST) -m soak --dist load -rP tests/hostile/test_fuzz.py $(ARGS)
 
-bench: setup ## Measure on an idle machine what benchmarks/bench.toml lists (ARGS='--only step')
+bench: ops ## Measure on an idle machine what benchmarks/bench.toml lists (ARGS='--only step')
 	@python benchmarks/bench.py $(ARGS)
 
-switch-table: setup ## Measure every switch and write the tables of docs/switching.md
+switch-table: ops ## Measure every switch and write the tables of docs/switching.md
 	@pytest -m "slow or not slow" -k matrix --fix tests/training/test_switch.py
 
 import-cases: setup ## Import the peers' own configurations and count them (SIMPLETUNER=, DIFFSYNTH=, DIFFUSERS= name clones)

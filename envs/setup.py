@@ -24,6 +24,7 @@ VENV = ROOT / ".venv"
 BIN = VENV / "bin" / "python"
 UV = VENV / "bin" / "uv"
 LOG = VENV / "setup.log"
+OPS_LOG = VENV / "ops.log"
 STAMP = VENV / "setup.json"
 LOCK = ".setup-lock"
 CONSTRAINTS = ROOT / "envs" / "constraints.txt"
@@ -39,7 +40,6 @@ FREE_GB_CUDA = 20
 
 BUILD_NEEDS = ("torch", "setuptools", "packaging", "psutil", "py-cpuinfo", "ninja", "numpy")
 """Installed first: deepspeed ships as source, and its build asks for all of them."""
-OPS_LABEL = "DeepSpeed's compiled ops"
 
 AGAIN = "then run make again: set-up resumes where it stopped"
 FAILURES = (
@@ -222,7 +222,7 @@ def _is_healthy() -> bool:
 
 
 def install() -> None:
-    """Install the pinned packages, each file by its hash, and compile DeepSpeed's ops meanwhile.
+    """Install the pinned packages, each file by its hash, and begin to compile DeepSpeed's ops.
 
     pip installs uv alone, which installs the rest in a fraction of pip's time. What is built from
     source uses the pinned build tools (--no-build-isolation): an isolated build would fetch others.
@@ -244,11 +244,9 @@ def install() -> None:
     source = write_pins("deepspeed.txt", [pinned["deepspeed"]])
     label = f"deepspeed {version(pinned['deepspeed'])}"
     run(label, *checked, "-r", source, env=env, explain=FAILURES)
-    with Step(OPS_LABEL, BIN, "-m", "zerotrain.machine.compiled_ops") as ops:
-        packages = f"{len(pinned)} packages"
-        run(packages, *checked, "-r", all_pins, env=env, explain=FAILURES)
-        run("zerotrain", *uv, "--no-deps", "-e", ROOT, env=env, explain=FAILURES)
-        finish_ops(ops)
+    compile_ops()
+    run(f"{len(pinned)} packages", *checked, "-r", all_pins, env=env, explain=FAILURES)
+    run("zerotrain", *uv, "--no-deps", "-e", ROOT, env=env, explain=FAILURES)
 
 
 def pins(file: Path = CONSTRAINTS) -> dict[str, str]:
@@ -357,15 +355,26 @@ def download(folder: Path) -> None:
     shutil.rmtree(str(VENV / "tmp"), ignore_errors=True)
 
 
-def finish_ops(ops: "Step") -> None:
-    """Wait for DeepSpeed's ops, which take a C++ compiler; a GPU needs them only for
-    offload."""
-    try:
-        ops.finish()
-    except SystemExit:
-        if not shutil.which("nvidia-smi"):
-            raise
-        print("  Without them launch presets with offload refuse to start.", flush=True)
+def compile_ops() -> None:
+    """Compile DeepSpeed's ops in the background, about a minute on two cores.
+
+    A training that needs them waits for them, and builds what is missing, with its own sentence.
+    """
+    with OPS_LOG.open("w") as log:
+        subprocess.Popen(
+            [str(BIN), "-m", "zerotrain.machine.compiled_ops"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=kept_environment(),
+            cwd=str(ROOT / "workflow"),  # they are built before the project is installed
+            start_new_session=True,  # it outlives set-up
+        )
+
+
+def kept_environment() -> "dict[str, str]":
+    """Return the variables for a command of set-up."""
+    return {key: value for key, value in os.environ.items() if key not in UNWANTED}
 
 
 def run(
@@ -389,15 +398,13 @@ class Step:
         folder = VENV / "tmp"  # one disk to check, and /tmp may be small
         folder.mkdir(parents=True, exist_ok=True)
         self.output = folder / "{}.log".format("".join(filter(str.isalnum, label)))
-        kept = {key: value for key, value in os.environ.items() if key not in UNWANTED}
         with self.output.open("w") as output:
             print(f"\n$ {' '.join(map(str, command))}", file=output, flush=True)
             self.child = subprocess.Popen(
                 [str(word) for word in command],
                 stdout=output,
                 stderr=output,
-                env=dict(kept, TMPDIR=str(folder), **(env or {})),
-                cwd=str(ROOT / "workflow"),  # the ops are built before the project is installed
+                env=dict(kept_environment(), TMPDIR=str(folder), **(env or {})),
             )
 
     def __enter__(self) -> "Step":
@@ -461,8 +468,7 @@ def main() -> None:
         if is_done():
             return
         print(
-            "set-up of .venv, once: one to two minutes on two idle cores and a fast network "
-            "(log: .venv/setup.log)",
+            "set-up of .venv, once: half a minute with a fast network (log: .venv/setup.log)",
             flush=True,
         )
         make_environment()
@@ -471,7 +477,11 @@ def main() -> None:
         new = STAMP.with_suffix(".new")
         new.write_text(json.dumps({"digest": digest()}) + "\n", encoding="utf-8")
         new.replace(STAMP)
-    print(f"set-up done in {time.monotonic() - start:.0f} s", flush=True)
+    print(
+        f"set-up done in {time.monotonic() - start:.0f} s; DeepSpeed's ops are compiled in the "
+        "background, about a minute more (log: .venv/ops.log)",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from tests.builders.processes import wait_until
 
 ROOT = Path(__file__).parents[1]
 PYTHON = getattr(sys, "_base_executable", sys.executable)
@@ -298,6 +299,8 @@ def installers(setup: ModuleType) -> Path:
         file = tools / name
         file.write_text(
             f'#!/bin/sh\necho "{name} $*" >> {calls}\ncase "$*" in\n'
+            f"*compiled_ops) [ -e {setup.VENV}/later ] && read word < {setup.VENV}/later\n"
+            f"echo compiled;;\n"
             f"*compile*) echo torch==2.13.0+rocm > {setup.VENV}/tmp/found.txt;;\n"
             f"*pins.txt*) cp {setup.VENV}/tmp/*.txt {setup.VENV};;\nesac\n"
         )
@@ -313,7 +316,6 @@ def test_every_package_is_installed_by_its_hash(setup: ModuleType, installers: P
     assert [line for line in installs if "--require-hashes" not in line] == [
         f"uv pip install --python {setup.BIN} --no-build-isolation --no-deps -e {setup.ROOT}"
     ]
-    assert "python -m zerotrain.machine.compiled_ops" in lines
     constraints = setup.CONSTRAINTS.read_text().splitlines()
     expected = [
         line.replace("torch==2.13.0 ", "torch==2.13.0+rocm ") for line in constraints
@@ -323,6 +325,16 @@ def test_every_package_is_installed_by_its_hash(setup: ModuleType, installers: P
     assert [line for line in constraints if line.startswith("uv==")] == (
         setup.VENV / "uv.txt"
     ).read_text().splitlines()
+
+
+def test_ops_are_compiled_while_set_up_goes_on(setup: ModuleType, installers: Path) -> None:
+    """Set-up ends first; a training that needs them waits for them."""
+    os.mkfifo(setup.VENV / "later")
+    setup.install()
+    assert not setup.OPS_LOG.read_text()
+    (setup.VENV / "later").write_text("now\n")  # waits for who reads it
+    wait_until(lambda: setup.OPS_LOG.read_text() == "compiled\n")
+    assert "python -m zerotrain.machine.compiled_ops" in installers.read_text().splitlines()
 
 
 def test_the_build_that_is_installed_is_downloaded(
