@@ -334,7 +334,7 @@ def test_ops_are_compiled_while_set_up_goes_on(setup: ModuleType, installers: Pa
     assert not setup.OPS_LOG.read_text()
     (setup.VENV / "later").write_text("now\n")  # waits for who reads it
     wait_until(lambda: setup.OPS_LOG.read_text() == "compiled\n")
-    assert "python -m zerotrain.machine.compiled_ops" in installers.read_text().splitlines()
+    assert "python -m zerotrain.machine.compiled_ops" in installers.read_text("utf-8").splitlines()
 
 
 def test_the_build_that_is_installed_is_downloaded(

@@ -151,6 +151,25 @@ def test_a_job_over_its_memory_gets_more(faked: Project, profile: tuple[str, ...
     assert memory_mb(second["MinMemoryNode"]) == 2048
 
 
+def test_of_a_job_that_slurm_refuses_the_others_go_on(faked: Project) -> None:
+    """What runs ends well and holds no lock; the message names the rule and what it asks for."""
+    for name in "ab":
+        text = CONFIG.format(launch="num_processes: 1").replace("run: tiny", f"run: {name}")
+        faked.configure(name, text)
+    faked.configure("config", "runs: [config/a.yaml, config/b.yaml]\n")
+    (faked.folder / "once-prepare_dataset").write_text("sleep 12\n")
+    more = ("--set-resources", "build_base:mem_mb=99999999", "--retries", "1")
+    bases = [f"results/{name}/base/manifest.json" for name in "ab"]
+    said = faked.start(*PROFILE, *more, "--", *bases).end(1)
+    assert said.count("ERROR: build_base: Slurm refuses the job: Memory specification can") == 2
+    assert said.count("It asks for mem_mb=99999999, runtime=120\n") == 2
+    assert "sbatch call" not in said
+    assert "2 of 4 stages failed" in said
+    assert not faked.cluster.jobs(running=True)
+    datasets = [f"results/data/{name}/manifest.json" for name in "ab"]
+    assert "Nothing to be done" in faked.snakemake("--cores", "1", "--", *datasets)
+
+
 @SLURM_AND_GENERIC
 def test_a_cancelled_job_is_submitted_again(faked: Project, profile: tuple[str, ...]) -> None:
     """scancel is a failure to Snakemake; where it has retries left, a new job does the work."""

@@ -39,6 +39,7 @@ class Job(SimpleNamespace):
             log=[f"{name}.log"],
             output=[f"results/tiny/{name}/manifest.json"],
             wildcards={},
+            resources={"mem_mb": 99999999, "runtime": 120, "gres": "gpu:1", "_cores": 1},
             attempt=1,
             is_local=is_local,
         )
@@ -301,3 +302,26 @@ def test_commands_are_shown_where_they_are_asked_for(dryrun: bool) -> None:
     terminal.emit(f"Shell command: {command}", **shellcmd)
     terminal.emit("Shell command: None", **shellcmd | {"shellcmd": None})
     assert terminal.shown() == ["    zerotrain report  --output results"]
+
+
+def test_a_job_that_slurm_refuses_is_said_once_with_what_it_asks_for() -> None:
+    """The executor would show the whole call of sbatch, at every attempt."""
+    terminal = Terminal([job := Job(3, "train_phase")], local_exec=False)
+    terminal.start(3)
+    call = "sbatch --parsable --mem 99999999 --wrap 'python -m snakemake'"
+    said = "Memory specification can not be satisfied", "Batch job submission failed: Requested"
+    message = (
+        f"SLURM sbatch failed. The error message was 'sbatch: error: {said[0]}\n"
+        f"sbatch: error: {said[1]}'.\n    sbatch call:\n        {call}\n{FURTHER}"
+    )
+    terminal.emit("", **terminal.error(3, message))
+    first, hint = terminal.shown()
+    assert first == (
+        f"ERROR: train_phase: Slurm refuses the job: {said[0]}; {said[1]}. It asks for gres=gpu:1, "
+        "mem_mb=99999999, runtime=120"
+    )
+    assert "`--set-resources train_phase:NAME=VALUE`" in hint
+    job.attempt = 2
+    terminal.start(3)
+    terminal.emit("", **terminal.error(3, message))
+    assert terminal.shown() == ["train_phase tiny: failed after 0:00; log: train_phase.log"]

@@ -25,6 +25,7 @@ from snakemake.settings.enums import Quietness
 from zerotrain.errors import EXIT_UNFINISHED, show_controls
 from zerotrain.pipeline.job_files import last_error, log_size
 from zerotrain.pipeline.terminal.reasons import NEW, describe_reason, is_stage, job_name, made_by
+from zerotrain.pipeline.terminal.submission import describe_refusal
 from zerotrain.training.checkpointing.progress_folder import saved_steps
 from zerotrain.training.reporting.display import format_duration
 
@@ -121,6 +122,7 @@ class StageLines(logging.Handler):
         self._exit_codes: dict[int, int] = {}
         self._log_sizes: dict[str, int] = {}
         self._failed_in_group: set[int] = set()
+        self._refused: set[int] = set()
         self._interrupted = False
         self._counts = ""
         self._log_file = ""
@@ -253,6 +255,11 @@ class StageLines(logging.Handler):
         if self._workflow.local_exec or (job is not None and job.is_local):
             return line  # the stage has printed the reason
         cause = (fields["rule_msg"] or "").partition(FURTHER_DETAILS)[0].strip()
+        resources = job.resources if job is not None else {}
+        if refused := describe_refusal(cause, fields["rule_name"], resources):
+            shown = line if number in self._refused else refused  # the next attempts repeat it
+            self._refused.add(number)
+            return shown
         return "\n".join([*cause.splitlines(), *last_error(fields["log"], self._log_sizes), line])
 
     def _error(self, fields: Mapping[str, Any]) -> str | None:
