@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -216,6 +217,33 @@ def test_accept_takes_run_and_phase(tmp_path: Path, monkeypatch, name: str) -> N
     assert said(name).startswith(f"ERROR: {name!r} names no phase\n  Hint: ")
 
 
+@pytest.mark.parametrize(
+    ("module", "own", "used"),
+    [
+        ("cli", None, "PASSIVE"), ("training.rank", None, "PASSIVE"),
+        ("pipeline.graph.runs", None, "PASSIVE"), ("cli", "ACTIVE", "ACTIVE"),
+    ],
+)  # fmt: skip
+def test_threads_of_torch_wait_without_spinning(module: str, own: str | None, used: str) -> None:
+    """In commands by hand, ranks that others start and Snakemake's jobs, from before torch is
+    imported; a user's own value is kept."""
+    code = (
+        "import os, sys\n"
+        "class Look:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'torch': seen.append(os.environ.get('OMP_WAIT_POLICY'))\n"
+        "seen = []; sys.meta_path.insert(0, Look())\n"
+        f"import zerotrain.{module}; import torch\n"
+        "print(seen[0], os.environ['OMP_WAIT_POLICY'])"
+    )
+    variables = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    variables |= {"OMP_WAIT_POLICY": own} if own else {}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True
+    )
+    assert done.stdout.split() == [used, used], done.stderr
+
+
 def test_help_needs_no_torch() -> None:
     """A command that a person looks up answers at once."""
     code = (
@@ -244,10 +272,22 @@ def test_check_refuses_a_file_in_a_sentence(tmp_path: Path, text: str | None) ->
     assert "Traceback" not in done.stderr
 
 
-def test_check_says_nothing_of_a_right_file() -> None:
-    """The example passes."""
+CHECKED = (
+    "valid: keys and values, and the base, the data and the launches that they name; "
+    "prepare_dataset reads the samples\n"
+)
+
+
+def test_check_says_what_it_has_checked(tmp_path: Path) -> None:
+    """In one line, also of several runs."""
     done = run_zerotrain("check", "config/config.yaml")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    said = f"config/config.yaml: run digits is {CHECKED}"
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
+    several = tmp_path / "several.yaml"
+    several.write_text("runs: [config/config.yaml, config/sums.yaml]\n")
+    done = run_zerotrain("check", several)
+    said = f"{several}: 2 runs are {CHECKED}"
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
 
 def test_check_says_what_results_depend_on(tmp_path: Path) -> None:
@@ -263,7 +303,7 @@ def test_check_says_what_results_depend_on(tmp_path: Path) -> None:
             f" base_copy: {copy}}}"
         )
         found = CliRunner().invoke(cli.command_line(), ["check", str(path)])
-        assert (found.exit_code, found.output) == (0, said)
+        assert (found.exit_code, found.output) == (0, f"{said}{path}: run mine is {CHECKED}")
 
 
 @pytest.mark.parametrize("config", ["typo.yaml", ""])

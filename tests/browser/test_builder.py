@@ -71,7 +71,14 @@ def test_form_with_all_that_it_shows(
     """Bars, tags, curve and previews of a change, and then messages in their place."""
     (builder.folder / "config/shown.yaml").write_text(SHOWN)
     page = visits.open(
-        builder.address("/build", **{"from": "config/shown.yaml", "machine.gpu": "RTX 4090"}),
+        builder.address(
+            "/build",
+            **{
+                "from": "config/shown.yaml",
+                "machine.gpu": "RTX 4090",
+                "machine.host_memory": "64 GiB",
+            },
+        ),
         scheme=scheme,
         width=width,
     )

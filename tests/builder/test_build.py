@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from tests.builder.conftest import ADDRESS
 from tests.builders.traced_models import traced_model
 
+from zerotrain.builder.start import find_sources
 from zerotrain.builder.traces import Traces, Tracing
 
 FULL = "config/sdxl-full-24gb.yaml"
@@ -102,6 +103,7 @@ def test_the_page_says_what_fits_and_how_long_it_takes(client: TestClient, trace
         ("phase.until", "soon", 'must be a step (300), "3 epochs"'),
         ("base", "stabilitya/stable-diffusion-xl-base-1.0", "nearly stabilityai"),
         ("machine.gpu", "RTX 4900", "this GPU is not known did you mean RTX 4090"),
+        ("machine.host_memory", "", "of RTX 4090 is not given presets that offload depend on it"),
         ("launch.offload_path", "/disk", "offloads nothing to a disk"),
         ("data.images", "nowhere", "no such folder"),
     ],
@@ -116,6 +118,22 @@ def test_a_mistake_stands_next_to_its_field(
     assert expected in wrong(answer.text, field)
     good = {**before, "data.source": "digits", "data.images": ""}
     assert wrong(client.post("/build", data=good).text, field) == ""
+
+
+def test_a_card_shows_the_comment_at_the_top_of_its_file(project: Path) -> None:
+    """Without the line for editors, and without what is after the first key."""
+    lines = ["# yaml-language-server: $schema=schema.json", "# Trains cats.", "# To run it: x"]
+    (project / "config/cats.yaml").write_text("\n".join([*lines, "run: cats", "# more", ""]))
+    assert [one.about for one in find_sources()] == ["Trains cats. To run it: x"]
+
+
+def test_an_invalid_value_hides_no_file(client: TestClient, traced: None) -> None:
+    """The configuration is shown as it is; the launchers' files say why they are not there."""
+    text = client.post("/build", data={"from": FULL, **CARD, "train.learning_rate": "-1"}).text
+    shown = dict(re.findall(r'<pre tabindex="0" aria-label="([^"]+)">(.*?)</pre>', text, re.S))
+    assert list(shown) == ["Configuration"]
+    assert "\n  learning_rate: -1" in re.sub("</?mark>", "", shown["Configuration"])
+    assert text.count('<p class="soft">They return when the values are valid.</p>') == 2
 
 
 def test_another_family_has_its_own_form(client: TestClient, traced: None) -> None:

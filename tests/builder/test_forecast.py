@@ -102,6 +102,14 @@ def test_every_state_of_a_training_has_a_kind_of_its_own(traces: Traces) -> None
         ({"machine.gpu": "RTX 4900"}, "machine.gpu: RTX 4900: this GPU is not known"),
         ({"machine.device_memory": "24 apples"}, "machine.device_memory: '24 apples' is no size"),
         ({"machine.host_memory": "-1"}, "machine.host_memory: '-1' is no size"),
+        (
+            {"machine.gpu": "RTX 4090"},
+            "machine.host_memory: the memory of the host of RTX 4090 is not given",
+        ),
+        (
+            {"machine.device_memory": "24 GiB"},
+            "machine.host_memory: the memory of the host of a GPU of 24.0 GiB is not given",
+        ),
     ],
 )
 def test_a_machine_that_is_none_is_refused(form: dict[str, str], what: str, traces: Traces) -> None:

@@ -49,6 +49,20 @@ def test_dropped_file_becomes_what_launch_import_writes(monkeypatch: pytest.Monk
     assert found.missing == ("run", "base", "data", "phases")
 
 
+def test_a_value_that_is_the_same_is_not_called_another_one() -> None:
+    """What differs then is its effect, for the reason that is given."""
+    peak = {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-05, "warmup_num_steps": 10}}
+    optimizer = {"type": "AdamW", "params": {"lr": 3e-05}}
+    pasted = json.dumps({"scheduler": peak, "optimizer": optimizer, "bf16": {"enabled": True}})
+    found = import_drop({}, pasted, BF16)
+    [row] = [row for row in found.rows["differs"] if row.ours == "train.learning_rate"]
+    assert (row.given, row.value) == ("1.0e-05", "1.0e-05")
+    assert row.reason == (
+        "the schedule sets every step's rate, so that the optimizer's 3e-05 never holds"
+    )
+    assert all(row.given != row.value for row in found.rows.get("changed", []))
+
+
 def test_files_dropped_together_find_one_another() -> None:
     """A script, the YAML that it names and the JSON that this names are one import of three files;
     a pasted command finds a dropped file, too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,20 @@ def test_live_part_shows_state_position_and_curve(client: TestClient, run: Watch
     assert "cats" in client.get("/runs").text
 
 
+def test_a_recipe_that_was_never_started_is_no_waiting_run(
+    client: TestClient, run: WatchedRun
+) -> None:
+    """It is listed under its file, without a state, and leads to the page that starts it."""
+    WatchedRun("dogs")
+    page = client.get("/runs").text
+    runs, _, others = page.partition("<h2>Not started yet</h2>")
+    assert re.findall(r'href="/runs/(\w+)"', runs) == ["cats"]
+    assert re.findall(r'href="/runs/(\w+)"', others) == ["dogs"]
+    assert "config/dogs.yaml" in others
+    assert "waiting" not in page
+    assert client.get("/runs/dogs").status_code == 200
+
+
 def test_new_pictures_appear_and_known_ones_are_not_sent_again(
     client: TestClient, run: WatchedRun
 ) -> None:
@@ -58,6 +73,9 @@ def test_new_pictures_appear_and_known_ones_are_not_sent_again(
     picture = client.get("/runs/cats/pictures/0")
     assert picture.content == first.read_bytes()
     assert picture.headers["content-type"] == "image/png"
+    # A browser shows a picture alone in a page of its own, with a style in it.
+    policy = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+    assert picture.headers["content-security-policy"] == policy
     assert client.get("/runs/cats/pictures/2").status_code == 404
 
 

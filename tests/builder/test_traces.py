@@ -24,6 +24,7 @@ from zerotrain.launch.planner.traced import ModelShapes, TracedModel
 from zerotrain.launch.planner.tracing import Tracer
 
 FULL = "config/sdxl-full-24gb.yaml"
+CARD = {"machine.gpu": "RTX 4090", "machine.host_memory": "64 GiB"}
 TRACED = TracedModel(ModelShapes(Architecture("sdxl", FULL, {}), {}, (), 0), {})
 
 
@@ -185,7 +186,7 @@ def test_a_base_of_the_user_is_planned_without_its_weights(
         if kind == "folder"
         else write_header(tmp_path / "own.safetensors", count)
     )
-    form = {"from": FULL, "machine.gpu": "RTX 4090", "base": str(base), "revision": ""}
+    form = {"from": FULL, **CARD, "base": str(base), "revision": ""}
     text = client.post("/build", data=form).text
     assert text.count('<li class="preset') == 7, text
     assert {one.source for one in bases} == {str(base)}
@@ -204,7 +205,7 @@ def test_a_small_model_is_traced_for_the_page(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     # The planner's tests in the same process have a store of their own.
     monkeypatch.setattr(trace_store, "folder", lambda: tmp_path / "zerotrain" / "plans")
-    form = {"from": "config/config.yaml", "machine.gpu": "RTX 4090", "launch.preset": "zero2"}
+    form = {"from": "config/config.yaml", **CARD, "launch.preset": "zero2"}
     text = client.get("/build", params=form).text
     assert "is traced at this size" in text
 

@@ -124,6 +124,8 @@ def test_templates_are_saved_and_deleted() -> None:
     part = "# For cats.\ntrain: {learning_rate: 1.0e-4}\n"
     assert save_template("cats", part).about == "For cats."
     assert (FOLDER / "cats.yaml").read_text(encoding="utf-8") == part
+    for_editors = f"# yaml-language-server: $schema=schema.json\n{part}"
+    assert save_template("cats", for_editors, replace=True).about == "For cats."
     assert "already" in refusal(save_template, "cats", TEXT)
     save_template("cats", TEXT, replace=True)
     save_template("sums", part)

@@ -56,6 +56,43 @@ def refusal(path: Path, text: str | bytes) -> PipelineError:
 
 
 @pytest.mark.parametrize(
+    ("changes", "sentences", "hint"),
+    [
+        ({"train:": "trian:"}, ["line 5: trian: unknown key"], "did you mean train?"),
+        ({"data:": "dta:"}, ["line 3: dta: unknown key"], "did you mean data?"),
+        ({"run:": "rum:"}, ["line 1: rum: unknown key (found 'flowers')"], "did you mean run?"),
+        ({"phases:": "phase:"}, ["line 10: phase: unknown key"], "did you mean phases?"),
+        (
+            {"train:": "trian:", "resolution: 64": "resolution: big"},
+            [
+                "line 5: trian: unknown key",
+                "train.resolution: must be a whole number (found 'big')",
+            ],
+            "did you mean train?; docs/configuration.md explains the keys of `train`",
+        ),
+        # What it means is there as well: nothing is taken for it.
+        (
+            {"data:": "trian: {packing: true}\ndata:"},
+            ["line 3: trian: unknown key"],
+            "did you mean train?",
+        ),
+    ],
+)
+def test_a_mistyped_section_has_no_errors_that_only_follow_from_it(
+    tmp_path: Path, changes: dict[str, str], sentences: list[str], hint: str
+) -> None:
+    """It is read as the section that is meant; what is wrong inside of it is said as well."""
+    text = FILE.replace("preset: torch", "num_processes: 8").replace(
+        "resolution: 64", "resolution: 64\n  global_batch_size: 8"
+    )
+    for old, new in changes.items():
+        text = text.replace(old, new, 1)
+    error = refusal(tmp_path / "mine.yaml", text)
+    assert error.what == f"{tmp_path / 'mine.yaml'}: " + "\n       ".join(sentences)
+    assert error.hint == hint
+
+
+@pytest.mark.parametrize(
     ("old", "new", "sentence", "hint"),
     [
         ("resolution: 64", "resolution: big", "line 6: train.resolution: must be a whole number "

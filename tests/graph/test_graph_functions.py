@@ -98,8 +98,11 @@ def test_values_of_another_place_end_snakemake(run, capsys) -> None:
     as_read = yaml.safe_load(TEXT)
     runs.check_values(as_read, ["a.yaml"])
     runs.check_values(as_read | {"seed": 0}, ["a.yaml"])
-    told = "further values were given by --config"
+    told = "seed comes from --config or a second --configfile"
     ends_with(told, capsys, lambda: runs.check_values(as_read | {"seed": 7}, ["a.yaml"]))
+    told = "learning_rate comes from --config"
+    ends_with(told, capsys, lambda: runs.check_values(as_read | {"learning_rate": 1}, ["a.yaml"]))
+    told = "a.yaml: b.yaml comes from --config or a second --configfile"
     ends_with(told, capsys, lambda: runs.check_values(as_read, ["a.yaml", "b.yaml"]))
 
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import time
 
-from zerotrain.training.reporting.display import Display, format_duration, format_rate
+from zerotrain.training.reporting.display import (
+    Display,
+    format_duration,
+    format_figure,
+    format_rate,
+)
 
 
 def test_lines_of_a_pipe_have_pace_and_time_left(monkeypatch, capsys) -> None:
@@ -49,3 +54,11 @@ def test_times_and_paces_as_people_read_them() -> None:
         "2:05:09",
     ]
     assert [format_rate(2.5), format_rate(0.25)] == ["2.50 steps/s", "4.00 s/step"]
+
+
+def test_figures_as_people_read_them() -> None:
+    """Large ones in whole numbers with commas, small ones with four digits, extremes as powers."""
+    figures = [37_700, 37_700.4, 12, 0.053121, 3.1e-05, 2e12, float("nan")]
+    assert [format_figure(one) for one in figures] == [
+        "37,700", "37,700", "12", "0.05312", "3.1e-05", "2e+12", "nan",
+    ]  # fmt: skip

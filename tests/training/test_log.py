@@ -75,7 +75,8 @@ def test_a_line_has_the_mean_of_its_steps_and_the_time_of_each_part(tmp_path, mo
 
 
 def test_text_has_the_perplexity_of_each_epoch(tmp_path, capsys) -> None:
-    """exp of the mean loss over the epoch's steps, in a line of its own and on the screen."""
+    """exp of the mean loss over the epoch's steps, in a line of its own; the screen has no line for
+    each epoch, and its next line has the newest."""
     log = opened(tmp_path)
     steps(log, 1, 14)
     epochs = [line for line in lines(tmp_path) if "train_perplexity" in line]
@@ -83,7 +84,9 @@ def test_text_has_the_perplexity_of_each_epoch(tmp_path, capsys) -> None:
     mean = sum(1 / step for step in range(7, 13)) / 6
     assert epochs[1]["train_perplexity"] == pytest.approx(math.exp(mean), rel=1e-15)
     assert epochs[1]["train_epoch_loss"] == pytest.approx(mean, rel=1e-15)
-    assert f"a: epoch 2: train_epoch_loss {mean:.4f}, train_perplexity" in capsys.readouterr().err
+    shown = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in shown] == ["a: step 1 of 14", "a: step 14 of 14"]
+    assert f", lr 1.00e-03, perplexity {math.exp(mean):.4f} in epoch 2, " in shown[1]
 
 
 def test_images_have_no_perplexity(tmp_path) -> None:

@@ -125,6 +125,39 @@ def test_a_stage_that_snakemake_runs(run: WatchedRun) -> None:
     assert (found.state, found.stages[0].state) == ("running", "waiting")
 
 
+@pytest.mark.parametrize(("words", "state"), [(["train"], "running"), (["-n", "train"], "stopped")])
+def test_a_snakemake_that_has_recorded_nothing_yet(
+    run: WatchedRun, words: list[str], state: str
+) -> None:
+    """While it starts and plans, its run is at work and is the one that is watched; a dry run
+    starts nothing, nor does the Snakemake of another folder or run."""
+    run.finish("plain", 300)
+    other = WatchedRun("other")
+    other.finish("plain", 300)
+    script = "import time\nprint(flush=True)\ntime.sleep(60)\n"
+    Path("snakemake").write_text(script, encoding="utf-8")
+    elsewhere = Path("elsewhere")
+    elsewhere.mkdir()
+    command = [sys.executable, os.path.abspath("snakemake"), *words, "--configfile"]
+    with (
+        subprocess.Popen([*command, str(run.file)], stdout=subprocess.PIPE) as one,
+        subprocess.Popen(
+            [*command, os.path.abspath(other.file)], stdout=subprocess.PIPE, cwd=elsewhere
+        ) as two,
+    ):
+        try:
+            assert one.stdout is not None
+            assert two.stdout is not None
+            assert (one.stdout.readline(), two.stdout.readline()) == (b"\n", b"\n")
+            assert read_run_state("digits").state == state
+            assert read_run_state("other").state == "stopped"
+            assert choose_runs() == (["digits"] if state == "running" else ["other"])
+        finally:
+            one.kill()
+            two.kill()
+    assert read_run_state("digits").state == "stopped"
+
+
 def test_a_job_in_the_queue(run: WatchedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits under its id, with Slurm's reason, and runs once Slurm runs it."""
     run.make_data()

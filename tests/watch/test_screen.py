@@ -212,10 +212,26 @@ def test_a_pipe_follows_a_training(run: WatchedRun) -> None:
             process.wait()
 
 
+def test_a_watch_waits_for_a_run_that_is_about_to_start(
+    run: WatchedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`make train` checks first, then Snakemake plans: the first look finds the run stopped."""
+
+    def start(seconds: float) -> None:
+        run.finish("offload", 700)
+        run.make(run.folder.report)
+
+    monkeypatch.setattr(command.time, "sleep", start)
+    assert command.watch("digits", None, 0.1, once=False, as_json=False) == 0
+    lines = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()]
+    assert (lines[0], lines[-1]) == ("digits: stopped", "digits: finished")
+
+
 def test_how_a_watch_ends(
     run: WatchedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With code 1 if nothing runs the training on; of several that train there is a list."""
+    monkeypatch.setattr(command, "SETTLE_SECONDS", 0.2)
     assert command.watch("digits", None, 0.1, once=False, as_json=False) == 1
     assert capsys.readouterr().out.startswith("digits: stopped, offload step 500 of 700, ")
     run.lock("offload")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 
 import pytest
 from tests.conftest import ROOT
@@ -444,9 +445,48 @@ def test_graph_other_name_of_the_configuration_file_reruns_nothing(built):
 
 def test_graph_values_that_stages_would_not_see_are_refused(project):
     """The stages read one file; values from other places are refused, not ignored."""
-    said = refused(project.snakemake("-n", "--config", "seed=7"))
+    said = refused(project.snakemake("-n", "--config", "seed=7", "learning_rate=1"))
+    assert f"{CONFIG}: seed and learning_rate come from --config or a second --configfile" in said
     assert "the stages read one file and would not see them" in said
-    assert "--configfile" in said
+    assert f"write them into {CONFIG}, or into a copy that --configfile names" in said
+
+
+@pytest.mark.parametrize(
+    ("target", "near"),
+    [
+        ("trian", "train"),
+        ("reprot", "report"),
+        ("results/tiny/plain/wieghts/manifest.json", "results/tiny/plain/weights/manifest.json"),
+        ("results/tiny/offload/metrics", "results/tiny/offload/metrics.json"),
+    ],
+)
+def test_graph_names_the_target_that_is_nearest_to_a_mistyped_one(project, target, near):
+    """A rule or a file of the results, beside the names of all rules."""
+    done = project.snakemake("-n", target)
+    assert done.returncode == 1
+    assert f"ERROR: {target}: neither a target nor a file that a rule makes\n" in done.stdout
+    assert f"  Hint: did you mean {near}? targets: dataset, base, cache, " in done.stdout
+    assert "Exception" not in done.stdout
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can be another user"
+)
+@pytest.mark.parametrize("words", [("-n",), ("--cores", "1")])
+def test_graph_in_a_folder_of_another_user_is_one_sentence(project, words):
+    """Snakemake writes into its own folder there, also in a dry run; nothing is made."""
+    (project.folder / ".snakemake/locks").mkdir(exist_ok=True)
+    nobody = (
+        "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
+        # Reads the interpreter wherever it is installed, and writes nothing of root's.
+        "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search",
+    )  # fmt: skip
+    snakemake = (sys.executable, "-m", "snakemake", *words, "train")
+    path = project.environment["PYTHONPATH"]
+    said = refused(project.command(*nobody, *snakemake, PYTHONPATH=path))
+    assert "ERROR: .snakemake: cannot be written: Permission denied\n" in said
+    assert "Hint: give this user the right to it, or name a folder of yours" in said
+    assert not (project.folder / "results").exists()
 
 
 def test_graph_name_that_yaml_1_1_takes_for_true_is_a_name(project):

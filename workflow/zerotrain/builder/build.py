@@ -21,6 +21,7 @@ from zerotrain.builder.schedule import HEIGHT, WIDTH, Curve, draw
 from zerotrain.builder.traces import Traces
 from zerotrain.config.problems import Problem
 from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.pipeline.checks import forget_checks
 
 MOST = 64
@@ -51,22 +52,21 @@ class Shown:
 def look(draft: Draft, traces: Traces, *, begin: bool = True) -> Shown:
     """Return what the page shows of a draft; `begin`: make a trace that it needs."""
     problems, run = list(draft.problems), draft.run
-    found, curve, files = None, None, list[Preview]()
+    found, curve = None, None
+    resolved: ResolvedPhase | str = "They return when the values are valid."
     if run is not None:
-        resolved: PipelineError | None = None
         try:
             found = forecast(draft, run, traces, begin=begin)
         except PipelineError as error:
             problems.append(Problem(error.what, error.hint))
         try:
-            phase = resolve(
+            resolved = resolve(
                 draft, run, found.traced if found else None, found.recommended if found else ""
             )
-            curve = draw(phase)
-            files = preview(draft, run, phase)
+            curve = draw(resolved)
         except PipelineError as error:
-            resolved = error
-            files = preview(draft, run, resolved)
+            resolved = error.what
+    files = preview(draft, resolved)
     controls = all_controls(draft.family)
     placed: dict[str, list[Problem]] = {}
     for problem in {(one.what, one.hint): one for one in problems}.values():

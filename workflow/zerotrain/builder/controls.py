@@ -140,7 +140,11 @@ MACHINE = (
         choices=tuple(gpu.name for gpu in GPUS),
     ),
     Control("machine.device_memory", "text", "Memory of one GPU, as 24 GiB; default: the GPU's."),
-    Control("machine.host_memory", "text", "Memory of the host, as 64 GiB; default: this one's."),
+    Control(
+        "machine.host_memory",
+        "text",
+        "Memory of the host, as 64 GiB: needed with a GPU that is named; default: this machine's.",
+    ),
 )
 """The machine that is planned for; it is no part of a configuration."""
 

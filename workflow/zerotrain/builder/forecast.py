@@ -153,7 +153,7 @@ def find_machine(values: Mapping[str, str], phase: Phase) -> PlannedMachine:
     """Return the machine that a form describes; without a GPU this one.
 
     Raises:
-        PipelineError: a GPU or a size is not known.
+        PipelineError: a GPU or a size is not known, or a GPU is named without its host's memory.
     """
     gpu = values.get("gpu", "")
     device, host = (
@@ -162,11 +162,18 @@ def find_machine(values: Mapping[str, str], phase: Phase) -> PlannedMachine:
     if gpu or device is not None:
         host = phase.launch.host_memory if host is None else host
         try:
-            return described_machine(device, host, gpu or None, _this())
+            found = described_machine(device, host, gpu or None, _this())
         except PipelineError as error:
             what = error.what.replace("--gpu ", "machine.gpu: ", 1)
             hint = error.hint.replace("--device-memory '24 GiB'", "device_memory, as 24 GiB,")
             raise PipelineError(what, hint=hint) from error
+        if found.host_is_ours:
+            raise PipelineError(
+                "machine.host_memory: the memory of the host of "
+                f"{gpu or f'a GPU of {gib(device or 0)}'} is not given",
+                hint="presets that offload depend on it: write it, as 64 GiB",
+            )
+        return found
     return this_machine(phase, _this(), host)
 
 

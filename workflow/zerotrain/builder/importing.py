@@ -39,6 +39,7 @@ STARTS = re.compile(
 HEADINGS = {
     "kept": "Taken over",
     "changed": "Taken over with another value",
+    "differs": "Its effect differs, not its value",
     "resolved": "Was auto; this is the value that the program would have used",
     "default": "Was not there; this is the program's default",
     "left out": "Dropped: not supported, and the training is the same without it",
@@ -248,7 +249,9 @@ def _as_imported(found: ImportedConfig, folder: Path) -> Imported:
     found.notes = [replace(note, reason=_clean(note.reason, folder)) for note in found.notes]
     rows: dict[str, list[Row]] = {outcome: [] for outcome in HEADINGS}
     for note in found.notes:
-        rows[note.outcome].append(_row(note, folder))
+        row = _row(note, folder)
+        same = note.outcome == "changed" and row.given == row.value
+        rows["differs" if same else note.outcome].append(row)
     values = found.nested()
     return Imported(
         source=found.source,

@@ -1,14 +1,18 @@
-"""The files that a request may name: configurations and launch files of this project."""
+"""The files that a request may name: configurations and launch files of this project; what the
+first says about itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.layout import CONFIGS
 from zerotrain.config.read import LAUNCH_FILES
 from zerotrain.errors import PipelineError
+
+EDITORS_LINE = "# yaml-language-server:"
 
 
 def configuration_file(text: str) -> Path:
@@ -29,6 +33,13 @@ def configuration_file(text: str) -> Path:
             hint="choose one of the list on the start page",
         )
     return CONFIGS / path.relative_to(root)
+
+
+def comment_at_top(text: str) -> str:
+    """Return the comment at the top of a configuration as one line, without that for editors."""
+    lines = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    texts = (line.lstrip("# ") for line in lines if not line.startswith(EDITORS_LINE))
+    return " ".join(texts).strip()
 
 
 def check_launch_files(raw: Mapping[str, Any]) -> None:

@@ -67,16 +67,18 @@ def resolve(
     return resolve_phase(settings, preset, EPOCH, traced.sizes if traced else None, why=why)
 
 
-def preview(draft: Draft, run: RunConfig, resolved: ResolvedPhase | PipelineError) -> list[Preview]:
-    """Return the three files of a phase."""
+def preview(draft: Draft, resolved: ResolvedPhase | str) -> list[Preview]:
+    """Return the three files of a phase; for what is not resolved, the launchers' say why."""
     shown = {key: value for key, value in draft.raw.items() if key in PHASE_SECTIONS}
     ours = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=72)
-    epochs = any(phase.until.endswith("epochs") for phase in run.phases)
+    epochs = any(
+        phase.until.endswith("epochs") for phase in (draft.run.phases if draft.run else ())
+    )
     note = f"Steps of an epoch: taken for a dataset of {EPOCH} samples." if epochs else ""
     files = [Preview("Configuration", ours, note)]
-    if isinstance(resolved, PipelineError):
-        return [*files, *(Preview(name, "", resolved.what) for name in FILES)]
-    folder = RunFolder(run.run).phase(resolved.phase).launch
+    if isinstance(resolved, str):
+        return [*files, *(Preview(name, "", resolved) for name in FILES)]
+    folder = RunFolder(resolved.run).phase(resolved.phase).launch
     accelerate = accelerate_config(resolved, folder / "deepspeed.json")
     files.append(Preview(FILES[0], yaml.safe_dump(accelerate, sort_keys=False)))
     if resolved.derived.engine == "deepspeed":

@@ -13,6 +13,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from zerotrain.artifact.documents import read_bytes
+from zerotrain.artifact.layout import RunFolder
 from zerotrain.builder.live import (
     MOST_SHOWN,
     RunReaders,
@@ -41,7 +42,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.importers.zero import PRESETS
 from zerotrain.pipeline.watch.stages import TRAIN
 from zerotrain.pipeline.watch.state import RunState
-from zerotrain.training.reporting.display import format_duration, format_rate
+from zerotrain.training.reporting.display import format_duration, format_figure, format_rate
 
 OUTPUT_LINES = 15
 MARKS = {
@@ -52,11 +53,14 @@ BUSY = ("running", "queued")
 
 
 def show_all(request: Request) -> Response:
-    """Answer with all runs and their states."""
-    readers = _readers(request)
-    states = [(readers.read(run), is_at_work(run)) for run in known_runs()]
+    """Answer with all runs and their states, and the configurations that were never started."""
+    readers, runs = _readers(request), known_runs()
+    started = [run for run in runs if RunFolder(run).path.is_dir() or is_at_work(run)]
+    states = [(readers.read(run), is_at_work(run)) for run in started]
     states.sort(key=lambda one: (one[0].state not in BUSY, one[0].training is None, one[0].run))
-    return page("runs", {"states": states, "marks": MARKS, **FORMATS}, here="/runs")
+    others = {run: file for run, file in runs.items() if run not in started}
+    values = {"states": states, "others": others, "marks": MARKS}
+    return page("runs", {**values, **FORMATS}, here="/runs")
 
 
 def show(request: Request) -> Response:
@@ -222,7 +226,11 @@ def _digest(run: str) -> str:
     return hashlib.sha256(read_bytes(find_config(run), follow_links=True)).hexdigest()
 
 
-FORMATS = {"format_duration": format_duration, "format_rate": format_rate}
+FORMATS = {
+    "format_duration": format_duration,
+    "format_figure": format_figure,
+    "format_rate": format_rate,
+}
 ONE = "/runs/{run}"
 routes = [
     Route("/runs", show_all),

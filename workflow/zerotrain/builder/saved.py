@@ -13,12 +13,15 @@ from pathlib import Path
 
 from zerotrain.artifact import create, write_whole
 from zerotrain.artifact.layout import CONFIGS
+from zerotrain.builder.places import comment_at_top
 from zerotrain.builder.writing import check_name, read_values
 from zerotrain.errors import PipelineError
 from zerotrain.machine.regular_file import open_to_read
 
 FOLDER = CONFIGS / "templates"
 MOST = 500
+MOST_READ = 4096
+"""Bytes of a template that are read for its card."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,10 @@ def list_templates() -> list[Template]:
             check_name(file.stem, "template")
             with open_to_read(file) as stream:
                 saved = datetime.fromtimestamp(os.fstat(stream.fileno()).st_mtime)
-                first = stream.readline(200).decode(errors="replace")
+                text = stream.read(MOST_READ).decode(errors="replace")
         except (OSError, PipelineError):
             continue
-        about = first.lstrip("# ").strip() if first.startswith("#") else ""
-        found.append(Template(file.stem, file, saved, about))
+        found.append(Template(file.stem, file, saved, comment_at_top(text)))
     return found
 
 

@@ -30,6 +30,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 """Of every answer. Scripts and styles are files of ours: an injected one does not run."""
+PICTURE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+"""Of a picture: a browser that shows it alone puts it into a page of its own, with a style."""
 
 
 class Guard:
@@ -158,6 +160,8 @@ def _with_headers(send: Send, *, reading: bool) -> Send:
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers[name] = value
+            if headers.get("content-type") == "image/png":
+                headers["Content-Security-Policy"] = PICTURE_POLICY
             headers["Cache-Control"] = "max-age=3600" if reading else "no-store"
         await send(message)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
 from starlette.requests import Request
@@ -14,6 +13,7 @@ from zerotrain.artifact.documents import read_text
 from zerotrain.artifact.layout import CONFIGS, RESULTS
 from zerotrain.builder.draft import MOST_BYTES
 from zerotrain.builder.pages import page
+from zerotrain.builder.places import comment_at_top
 from zerotrain.pipeline.watch.state import describe_fault
 
 
@@ -45,12 +45,11 @@ def find_sources() -> list[Source]:
 
 def _describe(path: Path) -> Source:
     """Describe a configuration by its text: an invalid one is offered, too, to be corrected."""
-    lines = read_text(path, most=MOST_BYTES, follow_links=True, errors="replace").splitlines()
-    about = takewhile(lambda line: line.startswith("#"), lines)
-    named = (line for line in lines if line.startswith("run:"))
+    text = read_text(path, most=MOST_BYTES, follow_links=True, errors="replace")
+    named = (line for line in text.splitlines() if line.startswith("run:"))
     run = next(named, "").partition(":")[2].split("#")[0].strip()
     trained = bool(run) and "/" not in run and (RESULTS / run).is_dir()
-    return Source(path.as_posix(), " ".join(line.lstrip("# ") for line in about), trained)
+    return Source(path.as_posix(), comment_at_top(text), trained)
 
 
 def show(_: Request) -> Response:

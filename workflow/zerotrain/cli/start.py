@@ -32,13 +32,18 @@ def new(options: NewOptions) -> None:
 def check(
     config: Annotated[Path, typer.Argument(metavar="FILE", help="The run's config, or a sweep's.")],
 ) -> None:
-    """Check a configuration and the folders that it names; print what results will depend on."""
+    """Check a configuration and the folders that it names; print what was checked."""
     from zerotrain.pipeline.checks import read_checked_runs
     from zerotrain.pipeline.checks.base import describe_dependency
 
-    lines = map(describe_dependency, read_checked_runs(config).values())
-    for line in dict.fromkeys(filter(None, lines)):
+    runs = [*read_checked_runs(config).values()]
+    for line in dict.fromkeys(filter(None, map(describe_dependency, runs))):
         print(line)
+    checked = f"run {runs[0].run} is" if len(runs) == 1 else f"{len(runs)} runs are"
+    print(
+        f"{config}: {checked} valid: keys and values, and the base, the data and the launches "
+        "that they name; prepare_dataset reads the samples"
+    )
 
 
 def plan(options: PlanOptions) -> None:

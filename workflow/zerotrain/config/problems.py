@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from zerotrain.config.lines import KeyLines, Location
 from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
-from zerotrain.config.suggestions import did_you_mean, join_first
+from zerotrain.config.suggestions import did_you_mean, join_first, nearest
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 
@@ -189,6 +189,18 @@ def explain_unknown_key(location: tuple[Any, ...]) -> str:
         return f"{name} is a key of {of}: {move}"
     some = f"known keys here: {join_first(here, 12)}; docs/configuration.md lists all"
     return did_you_mean(name, here) or some
+
+
+def find_mistyped(raw: Mapping[Any, Any]) -> dict[str, str]:
+    """Map unknown keys of a file to those that are meant: near, not in it, of no other section."""
+    known = frozenset().union(*section_keys().values())
+    unknown = [name for name in raw if isinstance(name, str) and name not in known]
+    found: dict[str, str] = {}
+    for name in unknown[:MOST_PROBLEMS]:
+        for near in nearest(name, RunConfig.model_fields):
+            if near not in raw and near not in found.values():
+                found[name] = near
+    return found
 
 
 @cache

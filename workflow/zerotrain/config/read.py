@@ -6,10 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from zerotrain.artifact.documents import MissingFileError, read_text, read_yaml
 from zerotrain.config.launch_file import read_launch_file
-from zerotrain.config.problems import PHASE_KEYS, InvalidConfigError, explain_errors
+from zerotrain.config.problems import (
+    PHASE_KEYS,
+    InvalidConfigError,
+    explain_errors,
+    find_mistyped,
+)
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 
@@ -89,7 +95,24 @@ def parse_config(raw: Any, source: str, file: Path | None = None) -> RunConfig:
         return RunConfig.model_validate(expand_phases(raw))
     except ValidationError as error:
         text = read_text(file, follow_links=True) if file else None
-        raise InvalidConfigError(source, explain_errors(error.errors()), raw, text) from error
+        details, meant = _without_follow_ons(error.errors(), raw)
+        raise InvalidConfigError(source, explain_errors(details), meant, text) from error
+
+
+def _without_follow_ons(
+    details: list[ErrorDetails], raw: dict[str, Any]
+) -> tuple[list[ErrorDetails], dict[str, Any]]:
+    """Return the errors, and the values, with mistyped sections read as those that are meant."""
+    names = find_mistyped(raw)
+    if not names:
+        return details, raw
+    meant = {names.get(key, key): value for key, value in raw.items()}
+    causes = [one for one in details if len(one["loc"]) == 1 and one["loc"][0] in names]
+    try:
+        RunConfig.model_validate(expand_phases(meant))
+    except ValidationError as error:
+        causes += error.errors()
+    return causes, meant
 
 
 def expand_phases(raw: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from zerotrain.artifact.documents import check_type, read_json_lines, read_object
 from zerotrain.machine.regular_file import write_text
+from zerotrain.training.reporting.display import format_figure
 
 ANSWERS = "answers.jsonl"
 BASE, RAW = "base.png", "raw.png"
@@ -131,7 +132,7 @@ def format_metric(name: str, value: Any) -> str:
     if name.endswith("_seconds"):
         minutes, seconds = divmod(round(value), 60)
         return f"{minutes} min {seconds:02d} s" if minutes else f"{value:.1f} s"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return format_figure(value)
 
 
 def is_learned(name: str) -> bool:

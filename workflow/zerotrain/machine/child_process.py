@@ -84,8 +84,6 @@ def supervise(
                 stdout=writing,
                 stderr=writing,
                 env={
-                    # Threads that spin while waiting slow down a busy machine many times.
-                    "OMP_WAIT_POLICY": "PASSIVE",
                     # Otherwise every import warns that torchvision, which is not needed, is
                     # missing.
                     "TRANSFORMERS_VERBOSITY": "error",

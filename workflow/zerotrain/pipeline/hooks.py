@@ -3,7 +3,6 @@ after the last."""
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from zerotrain.artifact.layout import RESULTS
 from zerotrain.artifact.links import check_run_links
-from zerotrain.errors import PipelineError
+from zerotrain.machine.disk_errors import check_writable
 from zerotrain.pipeline import snakemake_runs
 from zerotrain.pipeline.dvc import jobs as graph_jobs
 from zerotrain.pipeline.dvc.agreement import Agreement
@@ -20,6 +19,8 @@ from zerotrain.pipeline.kept_jobs import KeptJobs, keep_former_results
 from zerotrain.pipeline.rebuild import add_damaged_folders, set_aside_damaged
 from zerotrain.pipeline.retrain import describe_trained_earlier, find_trained_earlier
 from zerotrain.training.process.lock import check_not_locked
+
+SNAKEMAKE_FOLDER = snakemake_runs.LOCKS.parent
 
 
 class Hooks:
@@ -34,6 +35,8 @@ class Hooks:
     def __init__(self, workflow: Any, runs: Runs, config: Path) -> None:
         self._workflow, self._runs = workflow, runs
         self._main = workflow.is_main_process
+        if self._main:  # Snakemake, which writes there also in a dry run, ends in a traceback
+            checked(check_writable)(SNAKEMAKE_FOLDER)
         if self._main and not graph_jobs.LOOKING:
             snakemake_runs.begin(sys.argv[1:])
         keep_former_results()
@@ -68,7 +71,7 @@ class Hooks:
             check_run_links(*self._runs.by_name)
             for data in self._runs.by_data:
                 check_run_links(data=data)
-        _check_writable(RESULTS)
+        check_writable(RESULTS)
         snakemake_runs.note_executor(local=self._workflow.local_exec)
         for job in self._workflow.dag.needrun_jobs():
             # A second job of such a training would queue for its machines, only to fail at the
@@ -83,15 +86,6 @@ class Hooks:
         """Report kept jobs whose inputs changed in this call, and update DVC's records."""
         self._kept.report()
         self._agreement.end()
-
-
-def _check_writable(folder: Path) -> None:
-    """Check for a read-only file system: Snakemake itself removes logs, and ends in a traceback."""
-    if folder.exists() and os.statvfs(folder).f_flag & os.ST_RDONLY:
-        raise PipelineError(
-            f"{folder}: {os.strerror(errno.EROFS)}",
-            hint="mount it for writing; then run the same command again",
-        )
 
 
 @checked

@@ -39,6 +39,7 @@ from zerotrain.machine.output import print_detail
 from zerotrain.models.base import KIND as BASE_KIND
 from zerotrain.state.position import EMA_SLOT
 from zerotrain.state.state import State
+from zerotrain.training.reporting.display import format_figure
 
 KIND = "evaluation"
 
@@ -131,10 +132,9 @@ def evaluate(
         write_json(new, {key: finite(value) for key, value in found.items() if value is not None})
     for line in memory_lines(uses, "evaluation"):
         print_detail(f"{phase}: {line}")
-    shown = ", ".join(f"{key} {value:.4g}" for key, value in measured.items() if value is not None)
-    if (seconds := used.get("train_seconds")) is not None:
-        shown += f", train_seconds {seconds:.4g}"
-    print(f"{phase}: {shown}")
+    figures = {**measured, "train_seconds": used.get("train_seconds")}
+    shown = (f"{key} {format_figure(one)}" for key, one in figures.items() if one is not None)
+    print(f"{phase}: {', '.join(shown)}")
     print_detail(f"  made     {output / made.shown}\n  metrics  {metrics}\n  weights  {weights}")
 
 

@@ -16,6 +16,7 @@ from zerotrain.evaluation.report.memory import GIB, KINDS, memory_of_ranks, memo
 from zerotrain.evaluation.report.parts import Chapter, Missing, Panel, Table
 from zerotrain.evaluation.results import compare_metrics, format_metric, spread
 from zerotrain.machine.host import gib
+from zerotrain.training.reporting.display import format_figure
 
 PARTS = ("data", "forward", "backward", "optimizer", "validation", "save", "other")
 """Parts of a training's time, in the order of a step."""
@@ -117,8 +118,8 @@ def _throughput(facts: RunFacts, missing: Missing) -> Iterator[Panel]:
         if own:
             middle = sorted(own)[len(own) // 2]
             text.append(
-                f"{span.phase}: {middle:.4g} samples per second in the middle line of the log, "
-                f"{min(own):.4g} to {max(own):.4g} over all lines."
+                f"{span.phase}: {format_figure(middle)} samples per second in the middle line of "
+                f"the log, {format_figure(min(own))} to {format_figure(max(own))} over all lines."
             )
     curve = Curve("samples per second", rates)
     alt = "Samples per second over the steps of all phases"

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 from zerotrain.config.models import Phase
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.runs import KEY, has_owner, read_runs
+from zerotrain.config.runs import has_owner, read_runs
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.importers import enable_launch_files
 from zerotrain.pipeline.checks import read_checked_runs
@@ -78,13 +78,22 @@ class Runs:
         path, values = config_file(files), dict(config)
         # Snakemake reads YAML 1.1, where `on` is true; comparing its reading of the file avoids a
         # false mismatch.
-        same = [*values] == [KEY] or values == dict(load_configfile(path))
-        if len(files) > 1 or not (same or [parse_config(values, path)] == [*self.by_name.values()]):
+        own = dict(load_configfile(path))
+        added = [key for key, value in values.items() if key not in own or value != own[key]]
+        if len(files) > 1 or (added and not self._parses_as(values, path)):
+            names = " and ".join(added or files[1:])
             raise PipelineError(
-                f"{path}: further values were given by --config or a second --configfile; "
-                "the stages read one file and would not see them",
-                hint="write the values into a copy of that file and name it with --configfile",
+                f"{path}: {names} {'come' if len(added) > 1 else 'comes'} from --config or a "
+                "second --configfile; the stages read one file and would not see them",
+                hint=f"write them into {path}, or into a copy that --configfile names",
             )
+
+    def _parses_as(self, values: Mapping[str, Any], path: str) -> bool:
+        """Return whether values mean the run that was read, such as a default that is written."""
+        try:
+            return [parse_config(values, path)] == [*self.by_name.values()]
+        except PipelineError:
+            return False
 
     @property
     def are_several(self) -> bool:

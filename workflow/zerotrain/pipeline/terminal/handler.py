@@ -22,7 +22,8 @@ from snakemake.common import NOTHING_TO_BE_DONE_MSG
 from snakemake.logging import DefaultFilter, LogEvent, logger
 from snakemake.settings.enums import Quietness
 
-from zerotrain.errors import EXIT_UNFINISHED, show_controls
+from zerotrain.config.suggestions import after_question
+from zerotrain.errors import EXIT_UNFINISHED, PipelineError, show_controls
 from zerotrain.pipeline.job_files import last_error, log_size
 from zerotrain.pipeline.terminal.reasons import NEW, describe_reason, is_stage, job_name, made_by
 from zerotrain.pipeline.terminal.submission import describe_refusal
@@ -57,6 +58,10 @@ COMMAND_FAILED = re.compile(
     re.DOTALL,
 )
 """Snakemake's error for a failed stage command. The stage has printed the reason."""
+UNKNOWN_TARGET = re.compile(
+    r"MissingRuleException[^\n]*:\nNo rule to produce (.+?)(?: \(if you use input functions|$)"
+)
+"""Snakemake's error for a target that it does not know."""
 FURTHER_DETAILS = "For further error details see the cluster/cloud log"
 """The end of each message of an executor."""
 FAILED = "At least one job did not complete successfully"
@@ -270,7 +275,23 @@ class StageLines(logging.Handler):
             status, number = code.groups()
             self._exit_codes[threading.get_ident()] = int(status or 128 + int(number))
             return None
+        if unknown := UNKNOWN_TARGET.match(text):
+            return self._describe_unknown_target(unknown[1])
         return text
+
+    def _describe_unknown_target(self, target: str) -> str:
+        """Return the error for a mistyped target, with the nearest rule or file of the results."""
+        rules = [rule for rule in self._workflow.rules if not rule.has_wildcards()]
+        targets = [rule for rule in rules if not is_stage(rule)]
+        files = [str(file) for rule in targets for file in rule.input if not callable(file)]
+        names = ", ".join(rule.name for rule in targets)
+        hint = after_question(
+            target,
+            [*(rule.name for rule in rules), *files],
+            f"targets: {names}, or the path of a file of the results",
+        )
+        what = f"{target}: neither a target nor a file that a rule makes"
+        return str(PipelineError(what, hint=hint))
 
     def _end(self) -> str:
         left = len(self._jobs) - len(self._finished & self._jobs.keys()) - len(self._failed)

@@ -25,7 +25,8 @@ from zerotrain.pipeline.watch.state import RunReader, RunState, read_run_state
 TERMINAL_SECONDS, PIPE_SECONDS = 2.0, 10.0
 """Default intervals between two looks."""
 SETTLE_SECONDS = 10.0
-"""Time for which a run must stay stopped or failed: between two stages nothing may run."""
+"""Time for which a run must stay stopped or failed: between two stages nothing may run, and one
+that has just been started is checked before Snakemake starts."""
 PIPE_WIDTH = 80
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -116,11 +117,11 @@ def _print_until_over(reader: RunReader, interval: float | None) -> int:
 
 def _states(reader: RunReader, interval: float) -> Iterator[RunState]:
     """Yield the states of a run until it is over."""
-    first = state = reader.read()
+    state = reader.read()
     yield state
     over_since = time.monotonic()
     while state.state != FINISHED and not (
-        state.is_over and (first is state or time.monotonic() - over_since >= SETTLE_SECONDS)
+        state.is_over and time.monotonic() - over_since >= SETTLE_SECONDS
     ):
         time.sleep(interval)
         state = reader.read()

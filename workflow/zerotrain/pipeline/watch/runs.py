@@ -3,9 +3,12 @@ Snakemakes that work on them now."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import psutil
@@ -33,23 +36,49 @@ class LiveSnakemake:
 
 
 class SnakemakeReader:
-    """Reads the records of Snakemakes; a command line is read once for each process."""
+    """Finds the Snakemakes of this project; what one plans is read once for each process."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int, float], frozenset[str] | None] = {}
 
     def read(self) -> list[LiveSnakemake]:
-        """List the live ones."""
-        found = []
-        for one in snakemake_runs.read_runs():
-            if not one.is_live():
-                continue
-            process = one.process
-            key = process.host, process.pid, process.started
-            if key not in self._known:
-                self._known[key] = _planned(process.pid) if process.is_running_here() else None
-            found.append(LiveSnakemake(process.started, self._known[key]))
-        return found
+        """List the live ones that have recorded themselves."""
+        return [
+            self._live(one.host, one.pid, one.started, here=bool(one.is_running_here()))
+            for one in (run.process for run in snakemake_runs.read_runs() if run.is_live())
+        ]
+
+    def read_starting(self) -> list[LiveSnakemake]:
+        """List those that run here; it takes longer, and finds those that recorded nothing yet."""
+        found = _find_starting(os.getcwd(), int(time.monotonic()))
+        return [
+            self._live("", pid, started, here=True)
+            for pid, started in found
+            if psutil.pid_exists(pid)
+        ]
+
+    def _live(self, host: str, pid: int, started: float, *, here: bool) -> LiveSnakemake:
+        key = host, pid, started
+        if key not in self._known:
+            self._known[key] = _planned(pid) if here else None
+        return LiveSnakemake(started, self._known[key])
+
+
+@lru_cache(maxsize=1)
+def _find_starting(folder: str, second: int) -> list[tuple[int, float]]:
+    """Find this machine's Snakemakes of a folder: pid and start; at most once a second.
+
+    A Snakemake records itself when it has read the Snakefile, several seconds after its start on a
+    busy machine.
+    """
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            words = process.cmdline()
+            called = "snakemake" in (Path(word).name for word in words[1:3])
+            if called and not snakemake_runs.is_dry_run(words) and process.cwd() == folder:
+                found.append((process.pid, process.create_time()))
+    return found
 
 
 def _planned(pid: int) -> frozenset[str] | None:
@@ -80,8 +109,9 @@ def runs_at_work() -> list[str]:
     trains = [run for run in runs_here() if any(map(trainer_of, _progress_folders(run)))]
     if trains:
         return trains
-    planned = [one.runs or frozenset() for one in SnakemakeReader().read()]
-    return sorted(frozenset().union(*planned))
+    reader = SnakemakeReader()
+    live = [*reader.read(), *reader.read_starting()]
+    return sorted(frozenset().union(*(one.runs or frozenset() for one in live)))
 
 
 def runs_here() -> list[str]:

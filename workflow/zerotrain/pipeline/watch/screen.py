@@ -25,7 +25,7 @@ from zerotrain.pipeline.watch.stages import (
     Stage,
 )
 from zerotrain.pipeline.watch.state import RunState, Training
-from zerotrain.training.reporting.display import format_duration, format_rate
+from zerotrain.training.reporting.display import format_duration, format_figure, format_rate
 
 STYLES = {
     DONE: "green", FINISHED: "green", RUNNING: "bold cyan", QUEUED: "yellow", WAITING: "dim",
@@ -209,7 +209,7 @@ def _figures(training: Training, state: RunState, canvas: Canvas) -> list[list[P
         shown.append(f"epoch {training.epoch:.2f}")
     pace = _pace_words(training)
     if training.samples_per_second:
-        pace.insert(1, f"{training.samples_per_second:.4g} samples/s")
+        pace.insert(1, f"{format_figure(training.samples_per_second)} samples/s")
     if training.seconds is not None:
         pace.append(f"{format_duration(training.seconds)} trained")
     if training.seconds_left is not None:

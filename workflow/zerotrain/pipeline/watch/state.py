@@ -143,7 +143,7 @@ class RunReader:
         training = self._training(name, plan, stages) if name else None
         return RunState(
             run=self._run,
-            state=_run_state(stages, works=bool(snakemakes)),
+            state=self._run_state(stages, works=bool(snakemakes)),
             config=str(plan.file) if plan.file else None,
             problem=plan.problem,
             stages=tuple(stages),
@@ -154,6 +154,20 @@ class RunReader:
             sample=self._newest_sample(plan),
             time=time.time(),
         )
+
+    def _run_state(self, stages: list[Stage], *, works: bool) -> str:
+        states = {one.state for one in stages}
+        if RUNNING in states:
+            return RUNNING
+        if QUEUED in states:
+            return QUEUED
+        if states == {DONE}:
+            return FINISHED
+        if works or any(one.may_plan(self._run) for one in self._snakemakes.read_starting()):
+            return RUNNING  # Snakemake is between two stages, or plans
+        if FAILED in states:
+            return FAILED
+        return STOPPED if states - {WAITING} else WAITING
 
     def _trained_phase(self, plan: RunPlan, stages: list[Stage]) -> str | None:
         """Return the phase that trains; else the last one of which something is logged."""
@@ -246,21 +260,6 @@ def describe_fault(error: Exception) -> str:
     what = error.what if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
     first = what.split("\n", 1)[0]
     return f"cannot be read: {shorten(first, MOST_LETTERS)}"
-
-
-def _run_state(stages: list[Stage], *, works: bool) -> str:
-    states = {one.state for one in stages}
-    if RUNNING in states:
-        return RUNNING
-    if QUEUED in states:
-        return QUEUED
-    if states == {DONE}:
-        return FINISHED
-    if works:
-        return RUNNING  # Snakemake is between two stages
-    if FAILED in states:
-        return FAILED
-    return STOPPED if states - {WAITING} else WAITING
 
 
 def _sample_files(folder: PhaseFolder) -> list[Path]:

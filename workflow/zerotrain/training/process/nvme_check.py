@@ -122,7 +122,7 @@ def run_trial(
                 **compiled_ops.environment(),
                 **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"},
                 **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
-                **{"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"},
+                "OMP_NUM_THREADS": threads,
                 SUPERVISOR: supervisor_mark(),
             },
             stdin=subprocess.DEVNULL,

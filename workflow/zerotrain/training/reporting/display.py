@@ -27,6 +27,7 @@ class Display:
         self._began = time.monotonic()
         self._last_line = 0.0
         self._estimated = False
+        self._epoch = ""
         self._bar: tqdm[Any] | None = None
         if sys.stderr.isatty():
             from tqdm import tqdm  # plans format durations here, and need no bar
@@ -40,8 +41,9 @@ class Display:
             self._counted, self._began = step, now
         rate = (step - self._counted) / max(now - self._began, 1e-9)
         self._estimate(step, rate, now)
+        figures = f"loss {loss:.4f}, lr {lr:.2e}{self._epoch}"
         if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss:.4f}, lr {lr:.2e}", refresh=False)
+            self._bar.set_postfix_str(figures, refresh=False)
             self._bar.update(1)
             return
         if now - self._last_line < SECONDS_BETWEEN_LINES and step < self._until:
@@ -51,7 +53,11 @@ class Display:
         if step > self._counted:
             left = format_duration((self._until - step) / rate)
             pace = f", {format_rate(rate)}, " + (f"{left} left" if step < self._until else "done")
-        self.say(f"{self._name}: step {step} of {self._until}, loss {loss:.4f}, lr {lr:.2e}{pace}")
+        self.say(f"{self._name}: step {step} of {self._until}, {figures}{pace}")
+
+    def epoch(self, number: int, perplexity: float) -> None:
+        """Take the perplexity of an epoch into what is shown; small data end several a second."""
+        self._epoch = f", perplexity {perplexity:.4f} in epoch {number}"
 
     def _estimate(self, step: int, rate: float, now: float) -> None:
         early = step - self._counted < STEPS_BEFORE_ESTIMATE
@@ -90,3 +96,9 @@ def format_duration(seconds: float) -> str:
 def format_rate(rate: float) -> str:
     """Format a rate as steps per second, or seconds per step if slower."""
     return f"{rate:.2f} steps/s" if rate >= 1 else f"{1 / rate:.2f} s/step"
+
+
+def format_figure(value: float) -> str:
+    """Format a figure: large ones as 37,700, others with four digits."""
+    whole = isinstance(value, int) or 10_000 <= abs(value) < 10**9
+    return f"{value:,.0f}" if whole else f"{value:.4g}"

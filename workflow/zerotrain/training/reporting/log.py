@@ -176,10 +176,7 @@ class Log:
             step, {"epoch": epoch, "train_epoch_loss": loss, "train_perplexity": perplexity}
         )
         if perplexity is not None:
-            self.say(
-                f"{self._phase.phase}: epoch {epoch}: train_epoch_loss {loss:.4f}, "
-                f"train_perplexity {perplexity:.4f}"
-            )
+            self._display.epoch(epoch, perplexity)
 
     def record_validation(self, step: int, values: Mapping[str, float]) -> None:
         """Record the results of a validation by flat names such as val_loss."""
