@@ -77,6 +77,7 @@ READ_FOR = {
     "stages/import_checkpoint.py": "file of weights",
     "state/external/accelerate.py": "checkpoint of accelerate",
     "state/external/weight_files.py": "checkpoint of accelerate",
+    "state/external/progress.py": "checkpoint of accelerate",
     "state/external/ranks.py": "model file of DeepSpeed",
     "state/external/records.py": "model file of DeepSpeed",
     "state/external/universal.py": "optimizer of DeepSpeed",

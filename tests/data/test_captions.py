@@ -27,7 +27,7 @@ TAGS = "1girl, red hair, watermark, smile, sitting, indoors"
 
 
 def edited(caption: str, **options: Any) -> tuple[str, ...]:
-    return prepare_captions(caption, CaptionConfig(**options), "train")
+    return prepare_captions(Found("a", caption), CaptionConfig(**options), "train")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,9 @@ def test_lines_are_one_caption_or_the_first_or_several():
     assert edited(text, multiline_captions="first") == ("a red house",)
     lines = ("a red house", "a house on a hill", "a house")
     assert edited(text, multiline_captions="split") == lines
-    held_out = prepare_captions(text, CaptionConfig(multiline_captions="split"), "holdout")
+    held_out = prepare_captions(
+        Found("a", text), CaptionConfig(multiline_captions="split"), "holdout"
+    )
     assert held_out == lines[:1]
 
 

@@ -66,7 +66,8 @@ def test_caption_mistakes_name_the_caption_file(images, found):
     assert reasons == {
         "none.png": "no caption: no none.txt next to it",
         "empty.png": "caption empty.txt is empty",
-        "latin.png": "caption latin.txt is not UTF-8 (byte 0xe9 at position 3)",
+        "latin.png": "caption latin.txt is not UTF-8 (byte 0xe9 at position 3); "
+        "data.caption_encoding: latin-1 would read 'café'",
         "lonely.txt": "a caption file with no image next to it",
         "good.png": None,
     }

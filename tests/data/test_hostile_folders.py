@@ -252,7 +252,8 @@ def test_caption_files_of_other_programs(folder: Path) -> None:
             "big": utf_16,
             "unmarked": "holds a NUL byte at position 1, which no text has",
             "nul": "holds a NUL byte at position 2, which no text has",
-            "latin": "is not UTF-8 (byte 0xe9 at position 3)",
+            "latin": "is not UTF-8 (byte 0xe9 at position 3); data.caption_encoding: latin-1 would "
+            "read 'un été'",
             "blank": "is empty",
             "zero": "is empty",
         }.items()

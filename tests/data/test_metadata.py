@@ -8,11 +8,16 @@ from pathlib import Path
 import pyarrow
 import pytest
 from pyarrow import parquet
+from tests.data.conftest import png
 
 from zerotrain.config.data import DataConfig
+from zerotrain.data.dataset import read_dataset
 from zerotrain.data.metadata import read_metadata
-from zerotrain.data.open import open_source
+from zerotrain.data.open import open_source, source_files
 from zerotrain.errors import PipelineError
+from zerotrain.pipeline.lineage.compare_source import compare_source
+from zerotrain.pipeline.lineage.index import ArtifactIndex
+from zerotrain.stages.prepare_dataset import prepare_dataset
 
 
 @pytest.mark.parametrize(
@@ -116,7 +121,7 @@ def test_each_bad_row_is_reported_with_its_line(images, found, tmp_path):
             f"metadata.csv line 9: leaves {folder} by a symbolic link "
             "(data.follow_symlinks: true would take it)",
         ),
-        ("blank.png", "metadata.csv line 10: empty text"),
+        ("blank.png", "metadata.csv line 10: text is empty"),
         ("metadata.csv line 11", "no file_name"),
         (
             "comma.png",
@@ -143,7 +148,7 @@ def test_a_row_naming_a_refused_link_counts_once(images, found, tmp_path):
 def test_values_that_are_no_text_are_reported(images, found, tmp_path):
     folder = images(a=None, b=None, c=None, d=None)
     rows = [
-        {"file_name": "a.png", "text": ["one", "two"]},
+        {"file_name": "a.png", "text": ["one", 2]},
         {"file_name": "b.png", "text": None},
         {"file_name": "c.png", "text": "\ud800"},
         {"file_name": 7, "text": "x"},
@@ -153,7 +158,7 @@ def test_values_that_are_no_text_are_reported(images, found, tmp_path):
     table.write_text("\n".join(json.dumps(row) for row in rows))
     entries = found(folder, metadata=str(table))
     assert {name: entry.reason for name, entry in entries.items()} == {
-        "a.png": "t.jsonl line 1: text is list, not text",
+        "a.png": "t.jsonl line 1: item 2 of text is int, not text",
         "b.png": "t.jsonl line 2: no text",
         "c.png": "t.jsonl line 3: text is not valid Unicode",
         "t.jsonl line 4": "no file_name",
@@ -221,3 +226,170 @@ def test_numbers_in_columns_that_are_not_read(tmp_path: Path) -> None:
         (tmp_path / file).write_text(text)
         (found,) = read_metadata(tmp_path / file, tmp_path, {"a.png"})
         assert (found.file, found.caption, found.reason) == ("a.png", "a", None)
+
+
+def _prepared(folder: Path, output: Path, **options: object) -> dict[str, tuple[str, ...]]:
+    """The captions of each sample of a prepared dataset, by file."""
+    prepare_dataset(DataConfig.model_validate({"images": str(folder), **options}), output)
+    return {one.file: one.captions for one in read_dataset(output).samples}
+
+
+@pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.json"])
+def test_a_table_of_a_folder_of_imagefolder_is_read(images, tmp_path, name):
+    """`folder/train/metadata.jsonl` names files beside it; planning sees an edit of it."""
+    (tmp_path / "all").mkdir()
+    folder = images(a=None, b=None).rename(tmp_path / "all" / "train").parent
+    rows = [{"file_name": f"{one}.png", "text": f"a house, {one}"} for one in "ab"]
+    lines = [json.dumps(row) for row in rows]
+    text = "\n".join(lines) if name.endswith("l") else f"[{','.join(lines)}]"
+    (folder / "train" / name).write_text(text)
+    assert _prepared(folder, tmp_path / "dataset") == {
+        "train/a.png": ("a house, a",), "train/b.png": ("a house, b",),
+    }  # fmt: skip
+    data = DataConfig(images=str(folder))
+    assert str(folder / "train" / name) in source_files(data)
+    dataset = read_dataset(tmp_path / "dataset").artifact
+    assert compare_source(dataset, ArtifactIndex(tmp_path)).findings == []
+
+
+def test_tables_of_several_folders_caption_their_own_images(images, found, tmp_path):
+    folder = images()
+    for name in ("cats", "dogs"):
+        (folder / name).mkdir()
+        (folder / name / "1.png").write_bytes(png())
+        row = {"file_name": "1.png", "text": f"one of the {name}"}
+        (folder / name / "metadata.jsonl").write_text(json.dumps(row))
+    assert {one.file: one.caption for one in found(folder).values()} == {
+        "cats/1.png": "one of the cats", "dogs/1.png": "one of the dogs",
+    }  # fmt: skip
+    (folder / "1.png").write_bytes(png())
+    with (folder / "dogs" / "metadata.jsonl").open("a") as stream:
+        stream.write('\n{"file_name": "../cats/1.png", "text": "x"}\n{"text": "y"}\n')
+    assert {(one.file, one.reason) for one in open_source(DataConfig(images=str(folder))).found()
+            if one.reason} == {
+        ("1.png", "no row of the 2 tables, such as cats/metadata.jsonl, names it"),
+        ("cats/1.png", "dogs/metadata.jsonl: names the image again, after cats/metadata.jsonl"),
+        ("dogs/metadata.jsonl line 3", "no file_name"),
+    }  # fmt: skip
+
+
+def test_several_splits_are_not_trained_as_one(images, found):
+    folder = images()
+    for name in ("train", "test"):
+        (folder / name).mkdir()
+        (folder / name / "1.png").write_bytes(png())
+        (folder / name / "metadata.csv").write_text("file_name,text\n1.png,a house\n")
+    with pytest.raises(PipelineError) as caught:
+        found(folder)
+    assert caught.value.what == f"data.images: {folder} has the splits test, train"
+    assert caught.value.hint == f"name the folder of one: {folder}/train"
+
+
+def test_names_with_backslashes_are_those_of_windows(images, found):
+    """A file whose own name has one stays what it is."""
+    folder = images(**{"own\\name": None})
+    (folder / "sub").mkdir()
+    (folder / "sub" / "a.png").write_bytes(png())
+    (folder / "sub" / "edge.png").write_bytes(png())
+    rows = [
+        {"file_name": ".\\sub\\a.png", "text": "a house", "edge": "sub\\edge.png"},
+        {"file_name": "own\\name.png", "text": "a boat", "edge": "sub/edge.png"},
+        {"file_name": "..\\secret.png", "text": "x", "edge": "sub/edge.png"},
+    ]
+    (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    entries = found(folder, conditioning_columns=["edge"]).values()
+    assert {(one.file, one.caption, one.conditioning) for one in entries if not one.reason} == {
+        ("sub/a.png", "a house", ("sub/edge.png",)), ("own\\name.png", "a boat", ("sub/edge.png",)),
+    }  # fmt: skip
+    assert [(one.file, one.reason) for one in entries if one.reason] == [
+        ("../secret.png", f"metadata.jsonl line 3: leaves {folder}")
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".json", ".parquet"])
+def test_each_text_of_a_list_is_a_caption(images, tmp_path, suffix):
+    """Training draws one of them; the first is measured. CSV has a list as JSON."""
+    folder = images(a=None, b=None)
+    table = tmp_path / f"t{suffix}"
+    rows = [{"file_name": "a.png", "text": ["a cat", " two\ncats "]},
+            {"file_name": "b.png", "text": ["a dog"]}]  # fmt: skip
+    if suffix == ".csv":
+        table.write_text(
+            'file_name,text\na.png,"[""a cat"", "" two\\ncats ""]"\nb.png,"[""a dog""]"\n'
+        )
+    elif suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), table)
+    else:
+        lines = [json.dumps(row) for row in rows]
+        table.write_text("\n".join(lines) if suffix == ".jsonl" else f"[{','.join(lines)}]")
+    options = {"metadata": str(table), "caption_prefix": "sks,", "holdout": 0}
+    assert _prepared(folder, tmp_path / "dataset", **options) == {
+        "a.png": ("sks, a cat", "sks, two\ncats"), "b.png": ("sks, a dog",),
+    }  # fmt: skip
+    dataset = read_dataset(tmp_path / "dataset").artifact
+    assert compare_source(dataset, ArtifactIndex(tmp_path)).findings == []
+    split = _prepared(folder, tmp_path / "split", multiline_captions="split", **options)
+    assert split["a.png"] == ("sks, a cat", "sks, two", "sks, cats")
+
+
+def test_brackets_in_a_csv_that_are_no_list_of_texts(images, found):
+    folder = images(a=None, b=None, c=None)
+    (folder / "metadata.csv").write_text(
+        "file_name,text\na.png,[trigger] a cat [photo]\nb.png,[1]\nc.png,\"['a cat', 'a dog']\"\n"
+    )
+    assert {one.file: (one.caption, one.reason) for one in found(folder).values()} == {
+        "a.png": ("[trigger] a cat [photo]", None),
+        "b.png": ("[1]", None),
+        "c.png": ("", "metadata.csv line 4: text is a list as Python prints it; "
+                      'write it as JSON, ["a cat", "a dog"]'),
+    }  # fmt: skip
+
+
+def test_the_metadata_of_kohyas_scripts_is_read(images, tmp_path):
+    """An object keyed by path, or by the name without extension; tags follow the caption."""
+    folder = images(a=None, b=None, c=None)
+    (folder / "sub").mkdir()
+    (folder / "sub" / "d.png").write_bytes(png())
+    table = tmp_path / "meta_cap.json"
+    table.write_text(
+        json.dumps(
+            {
+                "a": {"caption": "a cat", "train_resolution": [64, 64]},
+                "b.png": {"tags": "cat, sofa", "image_size": [64, 64]},
+                str(folder / "c.png"): {"caption": "a dog", "tags": "dog, grass"},
+                "sub\\d": {"caption": ["a bird", "a pet"], "tags": "x", "score": 3},
+            }
+        )
+    )
+    data = DataConfig(images=str(folder), metadata=str(table))
+    assert _prepared(folder, tmp_path / "dataset", metadata=str(table)) == {
+        "a.png": ("a cat",), "b.png": ("cat, sofa",), "c.png": ("a dog, dog, grass",),
+        "sub/d.png": ("a bird, x", "a pet, x"),
+    }  # fmt: skip
+    source = open_source(data)
+    source.found()
+    assert source.left_out.lines() == [
+        "left out: key image_size of 1 row",
+        "left out: key score of 1 row",
+        "left out: key train_resolution of 1 row",
+    ]
+
+
+def test_mistakes_in_the_metadata_of_kohyas_scripts(images, found, tmp_path):
+    folder = images(a=None, b=None)
+    (folder / "b.jpg").write_bytes(png())
+    table = tmp_path / "meta_cap.json"
+    (folder / "d.png").write_bytes(png())
+    rows = {"a": {"tags": ""}, "b": {"caption": "x"}, "c": {"caption": "y"}, "d": {"tags": ["z"]}}
+    table.write_text(json.dumps(rows))
+    assert {one.file: one.reason for one in found(folder, metadata=str(table)).values()} == {
+        "a.png": "meta_cap.json item 1: no caption",
+        "b": f"meta_cap.json item 2: several images of this name in {folder}: b.jpg, b.png",
+        "c": f"meta_cap.json item 3: no such file in {folder}",
+        "d.png": "meta_cap.json item 4: tags is list, not text",
+        "b.jpg": "no row of meta_cap.json names it",
+        "b.png": "no row of meta_cap.json names it",
+    }
+    table.write_text('{"a": "a cat"}')
+    with pytest.raises(PipelineError, match="not a list of objects"):
+        found(folder, metadata=str(table))

@@ -230,6 +230,17 @@ def test_tar_shards_are_prepared_as_they_are(tmp_path):
     ]
 
 
+def test_each_text_of_a_list_in_a_shard_is_a_caption(tmp_path):
+    """In a column of a dataset, and in the .json of a tar shard."""
+    save(tmp_path / "saved", text=[["a", "b"], ["c"], ["d", " e "]])
+    row = json.dumps({"text": ["a", "b"]}).encode()
+    shards = {"t.tar": {"0.png": png(COLOURS[0]), "0.json": row}}
+    folder = write_shards(tmp_path / "shards", shards)
+    entries = list_found(tmp_path / "saved", "huggingface").values()
+    assert [one.captions for one in entries] == [("a", "b"), ("c",), ("d", "e")]
+    assert list_found(folder, "webdataset")["t/0.png"].captions == ("a", "b")
+
+
 def test_a_key_with_several_images_is_one_sample(tmp_path):
     """The one of the plain name; conditioning images and masks next to it are named."""
     red, green, blue = map(png, COLOURS)
@@ -267,7 +278,7 @@ def test_members_that_are_no_plain_files_are_bad(tmp_path):
         add(tar, "alone.txt", b"x")
         add(tar, "mute.png", png())
         add(tar, "list.png", png())
-        add(tar, "list.json", b'{"text": ["a", "b"]}')
+        add(tar, "list.json", b'{"text": ["a", 2]}')
     found = list_found(folder, "webdataset")
     assert {file.removeprefix("t/"): entry.reason for file, entry in found.items()} == {
         "link.png": "a link, to /etc/passwd",
@@ -276,7 +287,7 @@ def test_members_that_are_no_plain_files_are_bad(tmp_path):
         "../up.png": "its name leaves the shard",
         "alone.txt": "a caption with no image of its name in its shard",
         "mute.png": "no caption: no t/mute.txt or .json in its shard",
-        "list.png": "t/list.json: text is list, not text",
+        "list.png": "item 2 of t/list.json: text is int, not text",
     }
     (folder / "t.tar").write_bytes(b"not a tar")
     assert "write an uncompressed .tar" in refused(list_found, folder, "webdataset").hint

@@ -180,7 +180,7 @@ def test_without_the_optimizer_the_step_is_accelerates_guess(plain: Any) -> None
     assert found.slots == ["master"]
     assert torch.equal(found.tensor("last.bias", "master"), expected["last.bias"]["master"])
     assert "optimizer.bin is not there" in found.lost[0]
-    assert "count of micro batches" in found.lost[1]
+    assert "count of micro batches" in found.progress
 
 
 def test_the_loss_scale_of_fp16(plain: Any) -> None:

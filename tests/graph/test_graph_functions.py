@@ -151,7 +151,8 @@ def test_targets_name_the_files_of_every_run(run) -> None:
 
 
 def test_an_external_checkpoint_is_its_files(run, capsys) -> None:
-    """In their order; a name that Snakemake takes for a pattern is refused, and so is no file."""
+    """In their order, with an optimizer next to a file; a name that Snakemake takes for a pattern
+    is refused, and so is no file."""
     resumed = run(base="sdxl", resume_from_checkpoint={"folder": "old", "names": "names.txt"})
     inputs = JobInputs(Runs({"a.yaml": resumed}), updates=False)
     jobs = Wildcards(phase="plain")
@@ -162,6 +163,15 @@ def test_an_external_checkpoint_is_its_files(run, capsys) -> None:
     for name in ("b", "a"):
         (Path("old") / name).touch()
     assert inputs.external_checkpoint(jobs) == ["old/a", "old/b"]
+    for name in ("cat_000000500.safetensors", "optimizer.pt"):
+        (Path("new") / name).parent.mkdir(exist_ok=True)
+        (Path("new") / name).touch()
+    saved = run(base="sdxl", resume_from_checkpoint={"folder": "new/cat_000000500.safetensors"})
+    of_file = JobInputs(Runs({"a.yaml": saved}), updates=False)
+    assert of_file.external_checkpoint(jobs) == [
+        "new/cat_000000500.safetensors",
+        "new/optimizer.pt",
+    ]
     (Path("old") / "a{b}").touch()
     ends_with("its name holds a brace", capsys, lambda: inputs.external_checkpoint(jobs))
     Path("sdxl").mkdir()

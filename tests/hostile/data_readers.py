@@ -63,6 +63,8 @@ def _write_table(folder: Path) -> None:
         'file_name,text,edge\n0.png,"a, b",1.png\n1.png,c,"[""0.png""]"\n'
     )
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), folder / "a.parquet")
+    keyed = {"0": {"caption": ["a", "b"], "edge": "1.png"}, "1.png": {"tags": "c", "edge": "0.png"}}
+    (folder / "keyed.json").write_text(json.dumps(keyed), encoding="utf-8")
 
 
 def _read_table(folder: Path, file: Path) -> None:

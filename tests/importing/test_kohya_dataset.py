@@ -11,7 +11,7 @@ from tests.builders.images import write_pictures
 from tests.builders.refusals import refused
 from tests.builders.runs import make_run
 
-from zerotrain.config.data import BucketConfig
+from zerotrain.config.data import BucketConfig, DataConfig
 from zerotrain.config.read import parse_config
 from zerotrain.data.buckets import bucket_sizes as sizes_taken
 from zerotrain.data.dataset import read_dataset
@@ -21,6 +21,7 @@ from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.kohya_dataset import bucket_sizes
 from zerotrain.importers.reading import import_file
 from zerotrain.importers.write import config_text
+from zerotrain.stages.prepare_dataset import prepare_dataset
 
 TOML = """
 [general]
@@ -137,6 +138,22 @@ def test_separators_without_variants(toml):
     )
     assert found.nested()["data"]["sources"][0]["caption_replacements"] == {";;;": ","}
     assert "keep_tokens_separator" in {one.key for one in found.notes if one.outcome == "no-op"}
+
+
+def test_captions_in_a_metadata_file_are_trained(toml, tmp_path):
+    """Of an image_dir with `metadata_file`, caption files are not read."""
+    captions = {"0": {"caption": "a cat\nx", "tags": "b"}, "1.png": {"tags": "c"}}
+    Path("meta.json").write_text(json.dumps(captions), encoding="utf-8")
+    read(toml, ('class_tokens = "sks dog"', 'metadata_file = "meta.json"'))
+    [first, _] = import_file(toml).nested()["data"]["sources"]
+    assert first == {
+        "name": "10_sks-dog", "images": "train/10_sks dog", "repeats": 10, "random_flip": True,
+        "metadata": "meta.json", "multiline_captions": "first",
+    }  # fmt: skip
+    data = DataConfig(images="train/10_sks dog", metadata="meta.json", multiline_captions="first")
+    prepare_dataset(data, tmp_path / "made")
+    samples = read_dataset(tmp_path / "made").samples
+    assert [(one.file, one.caption) for one in samples] == [("0.png", "a cat"), ("1.png", "c")]
 
 
 def test_a_json_says_the_same(toml):

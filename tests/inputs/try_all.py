@@ -27,11 +27,12 @@ from zerotrain.importers.reading import ImportOptions, import_file
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.state.external import open_external
 from zerotrain.state.external.adapter_files import check_all_used
+from zerotrain.state.external.layer_scales import SCALES, to_one_rank
 
 INPUTS = Path(__file__).parent
-LAYER = "blocks.0.attn.to_q"
-TRAINED = {f"{LAYER}.lora_A.default.weight": [2, 4], f"{LAYER}.lora_B.default.weight": [4, 2]}
-"""The adapter of a run that trains one layer."""
+LAYERS = {"19-lora-with-ranks-by-layer": ["attn.to_q", "ff.proj"]}
+"""The layers that a run trains, of an input for one that trains more than the first."""
+RUN = {"r": 2, "lora_alpha": 4, "peft_type": "LORA"}
 TOLD = ("changed", "no-op", "left out")
 """Outcomes of keys that do not become ours as they are."""
 
@@ -88,7 +89,12 @@ def read_checkpoint(path: Path) -> Iterator[str]:
     only = [*path.glob("*.safetensors")]
     found = open_external(only[0] if only and path.name.endswith("kohya") else path)
     if found.adapter is not None:
-        check_all_used(found, TRAINED)
+        layers = [f"blocks.0.{layer}" for layer in LAYERS.get(path.name, ["attn.to_q"])]
+        trained = {f"{one}.lora_{ab}.default.weight": [] for one in layers for ab in "AB"}
+        check_all_used(found, trained)
+        if SCALES in found.adapter:
+            found, told = to_one_rank(found, RUN, seed=0)
+            yield told
     shapes = ", ".join(f"{name} {shape}" for name, shape in found.shapes.items())
     yield f"step {found.position.step}; {shapes}"
     yield from found.lost

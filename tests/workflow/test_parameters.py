@@ -77,6 +77,7 @@ OTHER_VALUES: dict[str, Any] = {
     "data.caption_extension": ".caption",
     "data.caption_strategy": "filename",
     "data.instance_prompt": "a dog",
+    "data.caption_encoding": "gbk",
     "data.multiline_captions": "split",
     "data.caption_filter_list": ["blurry"],
     "data.caption_replacements": {"cat": "dog"},

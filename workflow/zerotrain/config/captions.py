@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
+import string
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from zerotrain.config.section import Section, Whole
 
+UTF_8 = "utf-8"
+ASCII = string.ascii_letters + string.digits + string.punctuation.replace("\\", "") + " \n"
 DEFAULT_VARIANTS = 4
 """Of each caption whose tags are shuffled or dropped."""
 
@@ -20,9 +24,33 @@ def is_value(default: Any) -> Callable[[Any], bool]:
     return lambda value: bool(value == default)
 
 
+def _checked_encoding(name: str) -> str:
+    """Return the name of an encoding, that of UTF-8 in one spelling.
+
+    Raises:
+        ValueError: it is unknown, or its ASCII letters are other bytes.
+    """
+    try:
+        known = ASCII.encode().decode(name) == ASCII
+    except (LookupError, UnicodeError, ValueError):
+        known = False
+    if not known:
+        raise ValueError(
+            f"{name!r} is no encoding of Python in which ASCII letters are those of ASCII, such as "
+            "gbk, cp932, latin-1 or cp1252"
+        )
+    return UTF_8 if codecs.lookup(name).name.startswith(UTF_8) else name
+
+
 class CaptionConfig(Section):
     """What becomes of the captions of a source."""
 
+    caption_encoding: Annotated[str, AfterValidator(_checked_encoding)] = Field(
+        UTF_8,
+        exclude_if=is_value(UTF_8),
+        description="Encoding of caption files and tables that are not UTF-8, as Python names it: "
+        "`gbk`, `cp932`, `latin-1`. A file with the byte order mark of UTF-8 is UTF-8.",
+    )
     multiline_captions: Literal["whole", "first", "split"] = Field(
         "whole",
         exclude_if=is_value("whole"),

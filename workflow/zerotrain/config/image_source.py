@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from zerotrain.config.captions import CaptionConfig
+from zerotrain.config.captions import UTF_8, CaptionConfig
 from zerotrain.config.image_options import ImageOptions
 from zerotrain.config.section import Name, Side, Whole, is_none
 
@@ -53,8 +53,8 @@ class ImageSourceConfig(CaptionConfig, ImageOptions):
     metadata: str | None = Field(
         None,
         description="metadata.csv, .jsonl, .json or .parquet with file_name,text or image,prompt "
-        "(or `caption`); it may lie anywhere. Default: one in the image folder, else a caption "
-        "file next to each image.",
+        "(or `caption`), or kohya's meta_cap.json; it may lie anywhere. Default: one in the image "
+        "folder, else a caption file next to each image, else those in subfolders.",
     )
     caption_extension: str = Field(
         ".txt", pattern=r"^\.", description="Extension of the caption files next to the images."
@@ -135,6 +135,10 @@ class ImageSourceConfig(CaptionConfig, ImageOptions):
             raise ValueError(
                 f"caption_strategy: {self.caption_strategy} reads no metadata; remove one of them"
             )
+        if self.caption_encoding != UTF_8 and (
+            self.caption_strategy != "textfile" or self.source == "huggingface"
+        ):
+            raise ValueError("caption_encoding is of text files, and none is read; remove it")
         return self
 
     @model_validator(mode="after")

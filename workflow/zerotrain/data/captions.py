@@ -46,7 +46,8 @@ def edit_captions(
             continue
         options = options_of(entry.file)
         editor = editors.setdefault(id(options), _Editor(options))
-        captions = [editor.edit(line, changed) for line in editor.lines(entry.caption, changed)]
+        lines = [line for text in entry.captions for line in editor.lines(text, changed)]
+        captions = [editor.edit(line, changed) for line in lines]
         if not all(captions):
             reason = "nothing is left of its caption; shorten caption_filter_list"
             edited.append(replace(entry, reason=reason))
@@ -73,10 +74,10 @@ def vary_captions(captions: Sequence[str], options: CaptionConfig) -> tuple[str,
 
 
 def prepare_captions(
-    caption: str, options: CaptionConfig, split: Literal["train", "holdout"]
+    found: Found, options: CaptionConfig, split: Literal["train", "holdout"]
 ) -> tuple[str, ...]:
     """Return the captions that a sample gets from what its source says; none if nothing is left."""
-    [entry], _ = edit_captions([Found("", caption)], lambda file: options)
+    [entry], _ = edit_captions([found], lambda file: options)
     return () if entry.reason else split_captions(entry, options, split)
 
 
@@ -86,7 +87,7 @@ def split_captions(
     """Return the captions of an edited entry: all that are trained, or one that is measured."""
     if split == "holdout":
         return (entry.caption,)
-    return vary_captions((entry.caption, *entry.other_captions), options)
+    return vary_captions(entry.captions, options)
 
 
 def describe_changes(changed: Counter[str], total: int) -> str | None:
@@ -99,7 +100,7 @@ def describe_changes(changed: Counter[str], total: int) -> str | None:
 
 def describe_placeholders(found: Iterable[Found]) -> str | None:
     """Describe how many captions have a placeholder that nothing replaces; None if none has."""
-    texts = [caption for entry in found for caption in (entry.caption, *entry.other_captions)]
+    texts = [caption for entry in found for caption in entry.captions]
     count = sum(PLACEHOLDER in text for text in texts)
     if not count:
         return None

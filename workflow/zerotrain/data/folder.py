@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import posixpath
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ from zerotrain.data.caption_file import (
     repeat_as_named,
 )
 from zerotrain.data.conditioning import MASK, ConditioningFolders
+from zerotrain.data.encodings import SHOWN, is_utf8_as_well
 from zerotrain.data.listing import (
     Listing,
     list_conditioning,
@@ -30,6 +33,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from zerotrain.config.image_source import ImageSourceConfig
+
+SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "dev", "val"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+"""Folders of imagefolder's splits. Source: SPLIT_KEYWORDS in data_files.py of datasets."""
 
 
 class FolderSource(Source):
@@ -68,12 +78,13 @@ class FolderSource(Source):
 
     def _found(self, read_caption: Callable[[str, str], Found]) -> list[Found]:
         listing = list_images(self.data)
-        table = find_table(self.data, captioned=bool(listing.captions))
-        self.notes, self.left_out = self._unread(listing, table), LeftOut()
-        if table:
-            found = self._from_table(listing, table)
+        tables = find_tables(self.data, listing)
+        self.notes, self.left_out = self._unread(listing, tables), LeftOut()
+        if tables:
+            found = self._from_tables(listing, tables)
         else:
             found = [*self._from_files(listing, read_caption)]
+        self.notes += self._utf8_captions(found)
         if self.data.conditioning_folders:
             folders = ConditioningFolders(self.data)
             self.notes += folders.surplus(listing.images)
@@ -131,27 +142,64 @@ class FolderSource(Source):
 
     def _captioned(self, image: str, file: str) -> Found:
         try:
-            return Found(image, read_caption_file(self.root / file))
+            return Found(image, read_caption_file(self.root / file, self.data.caption_encoding))
         except BadCaptionError as error:
             return Found(image, reason=f"caption {file} {error}")
         except OSError as error:
             return Found(image, reason=f"caption {file}: {error.strerror}")
 
-    def _from_table(self, listing: Listing, table: Path) -> list[Found]:
+    def _from_tables(self, listing: Listing, tables: Mapping[Path, str]) -> list[Found]:
         columns = self.data.conditioning_columns or ()
         images = set(listing.images)
-        found = metadata.read_metadata(table, self.root, images, columns, self.left_out)
-        named = {entry.file for entry in found}
-        named |= {file for entry in found for file in entry.conditioning}
+        found: list[Found] = []
+        first: dict[str, Path] = {}
+        for table, folder in tables.items():
+            for entry in metadata.read_metadata(
+                table,
+                self.root,
+                images,
+                columns,
+                folder=folder,
+                encoding=self.data.caption_encoding,
+                left_out=self.left_out,
+            ):
+                if entry.reason is None and (other := first.setdefault(entry.file, table)) != table:
+                    where, named = (one.relative_to(self.root) for one in (table, other))
+                    reason = f"{where}: names the image again, after {named}"
+                    found.append(replace(entry, reason=reason))
+                else:
+                    found.append(entry)
+        named_files = {entry.file for entry in found}
+        named_files |= {file for entry in found for file in entry.conditioning}
+        shown = [posixpath.join(folder, table.name) for table, folder in tables.items()]
+        if len(shown) > 1:
+            shown[0] = f"the {len(shown)} tables, such as {shown[0]},"
         found += [
-            Found(image, reason=f"no row of {table.name} names it")
+            Found(image, reason=f"no row of {shown[0]} names it")
             for image in listing.images
-            if image not in named
+            if image not in named_files
         ]
         bad_already = {entry.file for entry in listing.bad}
         return [entry for entry in found if entry.file not in bad_already]
 
-    def _unread(self, listing: Listing, table: Path | None) -> list[str]:
+    def _utf8_captions(self, found: Iterable[Found]) -> list[str]:
+        """Describe captions that are read in another encoding, and may be UTF-8."""
+        encoding = self.data.caption_encoding
+        both = {
+            entry.file: caption
+            for entry in found
+            for caption in entry.captions
+            if is_utf8_as_well(caption, encoding)
+        }
+        if not both:
+            return []
+        return [
+            f"{len(both)} captions in {self.root}, such as that of {min(both)}, are UTF-8 as well "
+            f"as {encoding}, which data.caption_encoding names, and become "
+            f"{both[min(both)][:SHOWN]!r}"
+        ]
+
+    def _unread(self, listing: Listing, tables: Mapping[Path, str]) -> list[str]:
         """Describe each kind of file that is present but not read."""
         notes = []
         if self.data.caption_strategy != "textfile" and listing.captions:
@@ -160,9 +208,9 @@ class FolderSource(Source):
                 f"{len(listing.captions)} *{self.data.caption_extension} files in {self.root} are "
                 "not read"
             )
-        if table and listing.captions:
+        if tables and listing.captions:
             notes.append(
-                f"captions come from {table}; {len(listing.captions)} "
+                f"captions come from {next(iter(tables))}; {len(listing.captions)} "
                 f"*{self.data.caption_extension} files in {self.root} are not read"
             )
         for key, labels in (
@@ -175,11 +223,11 @@ class FolderSource(Source):
                     f"to the one next to them and are not read; `{key}: {self.data.images}` reads "
                     "them"
                 )
-        used = os.path.realpath(table) if table else None
+        used = {*map(os.path.realpath, tables)}
         others = [
             name
             for name in listing.others
-            if not used or os.path.realpath(self.root / name) != used
+            if not used or os.path.realpath(self.root / name) not in used
         ]
         if others:
             files, are = ("files", "are") if len(others) > 1 else ("file", "is")
@@ -203,8 +251,8 @@ def folder_files(data: ImageSourceConfig) -> list[str]:
     open.source_files."""
     root = root_of(data)
     listing = list_images(data)
-    table = find_table(data, captioned=bool(listing.captions))
-    own_files = data.caption_strategy == "textfile" and not table
+    tables = find_tables(data, listing)
+    own_files = data.caption_strategy == "textfile" and not tables
     names = [*listing.images, *listing.captions.values()] if own_files else listing.images
     paths = {os.path.join(root, name) for name in names}
     for folder in data.other_folders:
@@ -212,7 +260,7 @@ def folder_files(data: ImageSourceConfig) -> list[str]:
         own = list_conditioning(data, folder)
         images = [*own.masks.values(), *own.conditioning.values(), *own.images]
         paths |= {os.path.join(place, name) for name in images}
-    return sorted({*paths, str(table)} if table else paths)
+    return sorted({*paths, *map(str, tables)})
 
 
 def incomplete(data: ImageSourceConfig) -> tuple[list[Found], list[Found]]:
@@ -230,37 +278,73 @@ def incomplete(data: ImageSourceConfig) -> tuple[list[Found], list[Found]]:
     return [*lacking.values()], [*whole.values()]
 
 
-def find_table(data: ImageSourceConfig, *, captioned: bool) -> Path | None:
-    """Return the metadata file: the configured one, or one in the folder.
+def find_tables(data: ImageSourceConfig, listing: Listing) -> dict[Path, str]:
+    """Return the metadata files, and the folder in data.images that the names of each start from.
+
+    It is the configured one, or one in the folder. Tables in subfolders, as imagefolder has them,
+    and metadata.LATER_NAMES count only without caption files.
 
     Args:
         data: The keys of a source.
-        captioned: Whether the folder has caption files: they go before metadata.parquet and
-            metadata.json.
+        listing: The files of its folder.
+
+    Raises:
+        PipelineError: the configured one is missing, several may be meant, or columns of
+            conditioning images have no table.
     """
     if data.caption_strategy != "textfile":
-        return None
+        return {}
+    root = root_of(data)
     if data.metadata:
-        table = Path(data.metadata).expanduser()
-        if not table.is_file():
+        return {configured_table(data.metadata): ""}
+    later = () if listing.captions else metadata.LATER_NAMES
+    tables: dict[Path, str] = {}
+    if own := _choose_table(root, [n for n in (*metadata.NAMES, *later) if (root / n).is_file()]):
+        tables[root / own] = ""
+    elif not listing.captions:
+        inner: dict[str, list[str]] = {}
+        for file in sorted(listing.others):
+            folder, _, name = file.rpartition("/")
+            if name in (*metadata.NAMES, *metadata.LATER_NAMES):
+                inner.setdefault(folder, []).append(name)
+        for folder, names in inner.items():
+            tables[root / folder / str(_choose_table(root / folder, names))] = folder
+        splits = {SPLITS.get(part) for folder in inner for part in folder.split("/")} - {None}
+        if len(splits) > 1:
             raise PipelineError(
-                f"data.metadata: {table}: no such file",
-                hint="correct data.metadata; relative paths count from where snakemake runs",
+                f"data.images: {root} has the splits {', '.join(inner)}",
+                hint=f"name the folder of one: {root / max(inner)}",
             )
-        return table
-    later = () if captioned else metadata.LATER_NAMES
-    named = [path for name in (*metadata.NAMES, *later) if (path := root_of(data) / name).is_file()]
-    inside = [path for path in named if path.name in metadata.NAMES] or named
-    if len(inside) > 1:
-        raise PipelineError(
-            f"data.images: {root_of(data)} holds {' and '.join(path.name for path in inside)}",
-            hint="say which one counts with data.metadata, or remove the other",
-        )
-    if not inside and data.conditioning_columns:
+    if not tables and data.conditioning_columns:
         raise PipelineError(
             f"data.conditioning_columns: {', '.join(data.conditioning_columns)}: there is no table "
-            f"with columns, neither data.metadata nor {' or '.join(metadata.NAMES)} in "
-            f"{root_of(data)}",
+            f"with columns, neither data.metadata nor {' or '.join(metadata.NAMES)} in {root}",
             hint="set data.metadata to the table; or use data.conditioning_images",
         )
-    return inside[0] if inside else None
+    return tables
+
+
+def configured_table(named: str) -> Path:
+    """Return the path of data.metadata.
+
+    Raises:
+        PipelineError: it is missing.
+    """
+    table = Path(named).expanduser()
+    if not table.is_file():
+        raise PipelineError(
+            f"data.metadata: {table}: no such file",
+            hint="correct data.metadata; relative paths count from where snakemake runs",
+        )
+    return table
+
+
+def _choose_table(folder: Path, names: list[str]) -> str | None:
+    """Return the table of a folder that counts, of those that it has."""
+    chosen = [name for name in names if name in metadata.NAMES] or names
+    if len(chosen) > 1:
+        raise PipelineError(
+            f"data.images: {folder} holds {' and '.join(sorted(chosen))}",
+            hint="say which one counts with data.metadata, or remove the other",
+        )
+    return chosen[0] if chosen else None

@@ -57,7 +57,7 @@ def source_roots(data: DataConfig) -> list[str]:
     Raises:
         PipelineError: the metadata file is missing.
     """
-    from zerotrain.data.folder import find_table
+    from zerotrain.data.folder import configured_table
     from zerotrain.data.listing import root_of
 
     if data.is_on_hub:
@@ -65,5 +65,5 @@ def source_roots(data: DataConfig) -> list[str]:
     roots = [root_of(part) for part in data.parts]
     roots += [Path(one).expanduser() for part in data.parts for one in part.other_folders]
     # A table in the folder is below it.
-    tables = [find_table(part, captioned=True) for part in data.parts if part.metadata]
-    return [*dict.fromkeys(str(path) for path in [*roots, *tables] if path)]
+    tables = [configured_table(part.metadata) for part in data.parts if part.metadata]
+    return [*dict.fromkeys(map(str, [*roots, *tables]))]

@@ -14,13 +14,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zerotrain.artifact.documents import LeftOut, Names, parse_json, read_bytes
+from zerotrain.artifact.documents import DocumentError, LeftOut, Names, parse_json, read_bytes
 from zerotrain.config.data import DataConfig
 from zerotrain.config.image_options import WHITE
-from zerotrain.data.caption_file import MOST_BYTES
+from zerotrain.data.caption_file import (
+    MOST_BYTES,
+    BadCaptionError,
+    decode_caption,
+    read_caption_cell,
+)
 from zerotrain.data.listing import EXTENSIONS, check_usable_path, root_of
 from zerotrain.data.source import MOST_IMAGE_BYTES, Found, Source
-from zerotrain.data.table import IRRELEVANT, check_parquet, is_absent, printable
+from zerotrain.data.table import IRRELEVANT, check_parquet, printable
 from zerotrain.errors import PipelineError
 from zerotrain.machine.regular_file import open_to_read
 
@@ -267,12 +272,14 @@ class WebDatasetSource(Shards):
             size = f"{member.size:,} bytes; captions are read up to {MOST_BYTES:,}"
             return Found(image, reason=f"caption {file} has {size}")
         try:
-            text = _read(member).decode("utf-8-sig")
+            text = decode_caption(_read(member), self.data.caption_encoding)
             if file.endswith(".txt"):
                 return _captioned(image, text.strip(), file)
             found = parse_json(text, file, cells=True)
-        except ValueError as error:
-            return Found(image, reason=f"caption {file}: {getattr(error, 'why', error)}")
+        except BadCaptionError as error:
+            return Found(image, reason=f"caption {file} {error}")
+        except DocumentError as error:
+            return Found(image, reason=f"caption {file}: {error.why}")
         named = found if isinstance(found, dict) else {}
         asked = (self.data.caption_column,) if self.data.caption_column else CAPTIONS
         column = next((name for name in asked if name in named), None)
@@ -370,15 +377,11 @@ def _read(member: _Member) -> bytes:
 
 
 def _captioned(file: str, caption: object, where: str) -> Found:
-    if is_absent(caption):
-        return Found(file, reason=f"no {where}")
-    if not isinstance(caption, str):
-        return Found(file, reason=f"{where} is {type(caption).__name__}, not text")
-    if not caption.strip():
-        return Found(file, reason=f"{where} is empty")
-    if printable(caption) != caption:
-        return Found(file, reason=f"{where} is not valid Unicode")
-    return Found(file, caption.strip())
+    try:
+        first, *others = read_caption_cell(caption, where)
+    except BadCaptionError as error:
+        return Found(file, reason=str(error))
+    return Found(file, first, other_captions=tuple(others))
 
 
 def shard_files(data: ImageSourceConfig) -> list[str]:

@@ -40,9 +40,14 @@ class Found:
     repeats: int = 1
     """How often its source has it in an epoch."""
     other_captions: tuple[str, ...] = ()
-    """More captions of it (captions.edit_captions)."""
+    """More captions of it: those of a list, or lines (captions.edit_captions)."""
     mask: str | None = None
     """Its loss mask, named within mask_source."""
+
+    @property
+    def captions(self) -> tuple[str, ...]:
+        """All captions of it."""
+        return (self.caption, *self.other_captions)
 
 
 class Source(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import math
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.documents import FileError, check_object, parse_json, read_bytes
+from zerotrain.config.captions import UTF_8
+from zerotrain.data.encodings import WrongEncodingError, decode_text
 from zerotrain.errors import PipelineError
 from zerotrain.machine.regular_file import open_to_read
 
@@ -43,14 +46,18 @@ def is_absent(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
+def csv_rows(path: Path, encoding: str | None = None) -> Iterator[tuple[int, dict[Any, Any]]]:
     """Yield line number and cells by column of each row; surplus cells are under None.
 
+    Args:
+        path: The file.
+        encoding: What data.caption_encoding says of it; None for a file in UTF-8.
+
     Raises:
-        PipelineError: the file cannot be read as UTF-8 or as CSV.
+        PipelineError: the file is in another encoding, or cannot be read as CSV.
     """
     # A carriage return ends a line as well.
-    lines = (part for line in _lines(path) for part in io.StringIO(line, newline=""))
+    lines = (part for line in _lines(path, encoding) for part in io.StringIO(line, newline=""))
     csv.field_size_limit(MOST_LINE_BYTES)  # a document may exceed the default limit
     reader = csv.DictReader(lines, strict=True, skipinitialspace=True)
     line = 0
@@ -74,35 +81,44 @@ def surplus_cells(row: Mapping[Any, Any]) -> str | None:
     return None
 
 
-def jsonl_rows(path: Path, example: str) -> Iterator[tuple[int, dict[Any, Any]]]:
+def jsonl_rows(
+    path: Path, example: str, encoding: str | None = None
+) -> Iterator[tuple[int, dict[Any, Any]]]:
     """Yield line number and object of each non-empty line.
 
     Args:
         path: The file.
         example: A correct line, for messages.
+        encoding: As of csv_rows.
 
     Raises:
-        PipelineError: the file cannot be read as UTF-8, or a line is not an object.
+        PipelineError: the file is in another encoding, or a line is not an object.
     """
-    for line, text in enumerate(_lines(path), 1):
+    for line, text in enumerate(_lines(path, encoding), 1):
         if not text.strip():
             continue
         where, hint = f"{path}, line {line}", f"each line is one object, as {example}"
         yield line, check_object(parse_json(text, where, hint=hint, cells=True), where, hint=hint)
 
 
-def json_rows(path: Path, example: str) -> Iterator[tuple[int, dict[Any, Any]]]:
+def json_rows(
+    path: Path, example: str, encoding: str | None = None, key_column: str | None = None
+) -> Iterator[tuple[int, dict[Any, Any]]]:
     """Yield the number, from 1, and the object of each item of a list.
 
     Args:
         path: The file.
         example: A correct item, for messages.
+        encoding: As of csv_rows.
+        key_column: The column of the keys of an object of objects; such a file is refused without.
 
     Raises:
-        PipelineError: the file cannot be read as UTF-8, or is not a list of objects.
+        PipelineError: the file is in another encoding, or is not a list of objects.
     """
     hint = "one object a line is JSONL: call such a file .jsonl"
-    found = parse_json(_text(path), path, hint=hint, cells=True)
+    found = parse_json(_text(path, encoding), path, hint=hint, cells=True)
+    if key_column and isinstance(found, dict) and all(isinstance(v, dict) for v in found.values()):
+        found = [{**row, key_column: key} for key, row in found.items()]
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
         raise PipelineError(
             f"{path}: not a list of objects", hint=f"write a list whose items look like {example}"
@@ -188,14 +204,14 @@ def _unreadable(path: Path, error: Exception) -> PipelineError:
     )
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _lines(path: Path, encoding: str | None) -> Iterator[str]:
     """Yield the lines of a file with their ends.
 
     Raises:
-        PipelineError: the file is unreadable or not UTF-8, or a line is too long.
+        PipelineError: the file is unreadable or in another encoding, or a line is too long.
     """
     with _reading(path), open_to_read(path, follow_links=True) as stream:
-        start, encoding = 0, "utf-8-sig"
+        start = 0
         for number in count(1):
             line = stream.readline(MOST_LINE_BYTES + 1)
             if not line:
@@ -205,25 +221,28 @@ def _lines(path: Path) -> Iterator[str]:
                     f"{path}, line {number}: has more than {MOST_LINE_BYTES:,} bytes",
                     hint="a row is on a line of its own; see whether the file is such a table",
                 )
+            if start == 0 and line.startswith(codecs.BOM_UTF8):
+                encoding = encoding and UTF_8
             yield _decoded(line, path, encoding, start)
-            start, encoding = start + len(line), "utf-8"
+            start += len(line)
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, encoding: str | None) -> str:
     with _reading(path):
         content = read_bytes(path, most=MOST_TABLE_BYTES, follow_links=True)
-    return _decoded(content, path, "utf-8-sig")
+    return _decoded(content, path, encoding)
 
 
-def _decoded(content: bytes, path: Path, encoding: str, start: int = 0) -> str:
+def _decoded(content: bytes, path: Path, encoding: str | None, start: int = 0) -> str:
     """Decode what begins at a position of a file."""
     try:
-        return content.decode(encoding)
-    except UnicodeDecodeError as error:
-        position = start + error.start
+        return decode_text(content, encoding or UTF_8, start)
+    except WrongEncodingError as error:
+        key = f"data.caption_encoding: {error.readings}; or " if encoding and error.first else ""
+        of = f"-f {error.first.replace('-', '')}" if error.first else "-f ENCODING"
         raise PipelineError(
-            f"{path}: not UTF-8 (byte 0x{error.object[error.start]:02x} at position {position})",
-            hint=f"save it as UTF-8, say with: iconv -f latin1 -t utf-8 {path} > new{path.suffix}",
+            f"{path}: {error}",
+            hint=f"{key}save it as UTF-8, say with: iconv {of} -t utf-8 {path} > new{path.suffix}",
         ) from error
 
 

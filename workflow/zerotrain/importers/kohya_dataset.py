@@ -28,6 +28,8 @@ LONGEST = 65536
 """Pixels of a side; no format of images has more."""
 VARIANTS = "variants of each caption are drawn once and stored; training draws one each time"
 SUBFOLDERS = "{} images in subfolders of {} are trained on, too; kohya's scripts read none of them"
+FIRST_LINE = "kohya's scripts read the first line"
+METADATA = "an image of the folder that it does not name is a bad sample"
 REGULARISATION = (
     "kohya's scripts repeat regularisation images until they are as many as the others: here "
     "`repeats` of the source says how often"
@@ -132,11 +134,23 @@ def _put_images(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
 
 
 def _put_captions(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
-    """Set caption files, or `class_tokens` as the caption of a folder without them.
+    """Set the metadata, caption files, or `class_tokens` as the caption of a folder without them.
 
     Raises:
         PipelineError: class_tokens would be the caption of some images of the folder.
     """
+    if table := subset.values.get("metadata_file"):
+        result.keep("metadata_file", table, f"{prefix}metadata", reason=METADATA)
+        for name in ("class_tokens", "caption_extension"):
+            if name in subset.values:
+                result.ignore(name, subset.values[name], "captions come from metadata_file")
+    else:
+        _put_caption_files(subset, prefix, result)
+    if f"{prefix}caption_strategy" not in result.values:
+        result.assume(f"{prefix}multiline_captions", "first", FIRST_LINE)
+
+
+def _put_caption_files(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
     tokens = subset.values.get("class_tokens")
     extension = str(subset.get("caption_extension"))
     extension = extension if extension.startswith(".") else f".{extension}"
@@ -163,7 +177,6 @@ def _put_captions(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
         result.keep("caption_extension", extension, f"{prefix}caption_extension")
     else:
         result.assume(f"{prefix}caption_extension", extension, "kohya's default")
-    result.assume(f"{prefix}multiline_captions", "first", "kohya's scripts read the first line")
 
 
 def _put_caption_options(subset: _Subset, prefix: str, result: ImportedConfig) -> None:

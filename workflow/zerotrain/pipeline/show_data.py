@@ -181,7 +181,7 @@ def _lists(
     source: Source, data: DataConfig, samples: Sequence[Sample], bad: Sequence[Mapping[str, str]]
 ) -> bool:
     """Return whether a source has these files and captions, without reading pixels."""
-    found = {entry.file: entry.caption for entry in source.found()}
+    found = {entry.file: entry for entry in source.found()}
     return found.keys() == {*(one.file for one in samples), *(one["file"] for one in bad)} and all(
         prepare_captions(found[one.file], data.part_of(one.file), one.split) == one.captions
         for one in samples

@@ -20,7 +20,7 @@ from zerotrain.models.families import Family, load_family
 from zerotrain.models.hub import PUBLISHED
 from zerotrain.models.trainable import check_same_parameters, choose_trained, trained_parameters
 from zerotrain.state.checkpoint_path import find_checkpoint
-from zerotrain.state.external import ExternalCheckpoint, adapter_files
+from zerotrain.state.external import ExternalCheckpoint, adapter_files, layer_scales
 from zerotrain.state.external.fitting import fit
 from zerotrain.state.external.order import MODULE, Members, ModelOrder, undecayed_names
 from zerotrain.state.open import open_source
@@ -70,12 +70,17 @@ def import_checkpoint(
         if source.adapter is not None:
             own = adapter_files.run_settings(settings.adapter_values(), settings.peft is not None)
             adapter_files.check_settings(source.adapter, own, path)
+            if layer_scales.SCALES in source.adapter and settings.lora is not None:
+                source, done = layer_scales.to_one_rank(source, own, settings.seed)
+                print(done, file=sys.stderr)
         if adapter_files.is_kohya(source.names):
             source = _read_kohya(source, trained, list(held), family, base)
         elif settings.lora is not None and settings.lora.fused_layers:
             source = adapter_files.share_first_factors(source, trained)
         if source.adapter is not None and settings.lora is not None:
             adapter_files.check_all_used(source, trained)
+        if source.progress:
+            print(f"recorded: {source.progress}", file=sys.stderr)
         source = fit(source, trained, of_base, order=_order(settings, model))
         _check_moments(source, settings)
         for sentence in source.lost:

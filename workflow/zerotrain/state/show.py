@@ -74,6 +74,8 @@ def show(source: Source | Weights, *, tensors: bool = False) -> Iterator[str]:
     for what in ("frozen", "tied"):
         if names := getattr(source, what, None):
             yield _row(what, _tensors(names))
+    if recorded := getattr(source, "progress", ""):
+        yield _row("recorded", recorded)
     for sentence in getattr(source, "lost", ()):
         yield _row("left out", sentence)
     slots = sorted(source.slots, key=lambda slot: slot != MASTER)

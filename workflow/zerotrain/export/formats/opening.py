@@ -17,6 +17,7 @@ from zerotrain.artifact.verdicts import remembering
 from zerotrain.config.families import FAMILIES
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats import kohya_reading, ldm
+from zerotrain.export.formats.tensors import fold_alphas
 from zerotrain.machine.memory_errors import find_out_of_memory
 from zerotrain.models.families import Family, adapters, load_family
 from zerotrain.models.families.diffusion import DiffusionFamily
@@ -196,13 +197,14 @@ def _load_file(pipeline: Any, family: Family, file: Path, names: list[str]) -> N
         if family.name == "sd3":  # the pipeline's own loader would ignore all of it
             kohya_reading.load(family, denoiser, file)
         else:
-            pipeline.load_lora_weights(str(file.parent), weight_name=file.name)
+            pipeline.load_lora_weights(fold_alphas(load_file(file)))
     elif any(".lora_A." in name for name in names):
         layers = {name.partition(".lora_A.")[0] for name in names if ".lora_A." in name}
-        prefix = prefix_before(layers, set(own), file)
-        denoiser.load_lora_adapter(
-            str(file.parent), prefix=prefix.removesuffix(".") or None, weight_name=file.name
-        )
+        prefix = prefix_before(layers, set(own), file).removesuffix(".") or None
+        if any(name.endswith(".alpha") for name in names):
+            denoiser.load_lora_adapter(fold_alphas(load_file(file)), prefix=prefix)
+        else:  # its header has the scales
+            denoiser.load_lora_adapter(str(file.parent), prefix=prefix, weight_name=file.name)
     else:
         expected = denoiser.state_dict()
         prefix = prefix_before(names, set(expected), file)

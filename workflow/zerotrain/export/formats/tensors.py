@@ -122,3 +122,25 @@ def report_load_errors(folder: Path) -> Iterator[None]:
         if find_out_of_memory(error):
             raise
         raise PipelineError(f"{folder}: does not load again: {error}", hint=DISK) from error
+
+
+def fold_alphas(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Multiply each layer's first factor of a LoRA by its own alpha / rank, and drop the alphas.
+
+    diffusers looks for alphas of some layers under other names, or for none: layers of several
+    alphas would get one of them, or the scale 1.
+
+    Args:
+        tensors: Those of a file, by names of kohya, diffusers or peft.
+
+    Returns:
+        The factors that need no alpha, in float32 where they changed.
+    """
+    folded = {name: tensor for name, tensor in tensors.items() if not name.endswith(".alpha")}
+    for name in tensors.keys() - folded.keys():
+        layer = name.removesuffix(".alpha")
+        for first in (f"{layer}.lora_down.weight", f"{layer}.lora_A.weight"):
+            if first in folded:
+                down = folded[first]
+                folded[first] = down.float() * (tensors[name].item() / len(down))
+    return folded

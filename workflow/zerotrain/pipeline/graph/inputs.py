@@ -15,7 +15,7 @@ from zerotrain.data.open import source_files
 from zerotrain.errors import PipelineError
 from zerotrain.models.composed_base import local_folders
 from zerotrain.pipeline.graph.runs import Runs, checked
-from zerotrain.state.checkpoint_path import find_checkpoint
+from zerotrain.state.checkpoint_path import find_checkpoint, optimizers_beside
 
 Files = str | list[str]
 
@@ -133,7 +133,9 @@ class JobInputs:
         assert resume
         path = find_checkpoint(Path(resume.folder).expanduser())
         key = "resume_from_checkpoint"
-        return _check_names([str(path)], key) if path.is_file() else _files_below(path, key)
+        if path.is_file():
+            return _check_names([str(path), *map(str, optimizers_beside(path))], key)
+        return _files_below(path, key)
 
     @checked
     def names_file(self, wildcards: Any) -> Files:

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import Artifact
-from zerotrain.artifact.documents import DocumentError, MissingFileError, read_bytes, read_text
+from zerotrain.artifact.documents import read_bytes
 from zerotrain.config.data import DataConfig
 from zerotrain.config.image_source import ImageSourceConfig
 from zerotrain.data import metadata
-from zerotrain.data.caption_file import folder_caption
+from zerotrain.data.caption_file import BadCaptionError, folder_caption, read_caption_file
 from zerotrain.data.captions import prepare_captions
 from zerotrain.data.conversation import TEXTS, Conversation
 from zerotrain.data.dataset import IMAGES, Sample, caption_sha256
 from zerotrain.data.dataset_folder import compute_identity, read_bad, read_samples
 from zerotrain.data.digits import MD5, digits_file
-from zerotrain.data.folder import given_caption
-from zerotrain.data.listing import list_images
+from zerotrain.data.folder import find_tables, given_caption
+from zerotrain.data.listing import Listing, list_images
 from zerotrain.data.open import open_source
-from zerotrain.data.source import DIGITS, Source
+from zerotrain.data.source import DIGITS, Found, Source
 from zerotrain.data.text import is_table_name, read_conversations_of
 from zerotrain.errors import PipelineError
 from zerotrain.machine.ordered_pool import in_order
@@ -192,7 +192,8 @@ def _check_images(
         problem: Problem = "missing" if caption is None else "different"
         shown = place if data.source == "digits" else index.display(Path(place))
         expected = f"the caption {_cut(sample.caption)}"
-        findings.append(Finding(problem, shown, expected, _cut(caption) if caption else "none"))
+        there = _cut(caption.caption) if caption and caption.caption else "none"
+        findings.append(Finding(problem, shown, expected, there))
     return findings, _notes(samples, bad, data, index)
 
 
@@ -260,50 +261,58 @@ def _compare(kind: str, digest: Callable[[], str], wanted: str, shown: str) -> F
 
 def _captions(
     data: DataConfig, source: Source, files: list[str]
-) -> dict[str, tuple[str, str | None]]:
-    """Return the place of each image's caption, and the caption; None if it is missing."""
+) -> dict[str, tuple[str, Found | None]]:
+    """Return the place of each image's captions, and these; None if they are missing."""
     if data.source != "folder":
-        known = {found.file: found.caption for found in source.found()}
+        known = {found.file: found for found in source.found()}
         return {file: (f"{source.name}: {file}", known.get(file)) for file in files}
     if data.caption_strategy != "textfile":
         what = f"caption_strategy: {data.caption_strategy}"
-        return {file: (what, given_caption(data, file)) for file in files}
+        return {file: (what, Found(file, given_caption(data, file))) for file in files}
     root = Path(str(data.images))
     try:
-        listed = list_images(data).captions
+        listing = list_images(data)
     except PipelineError:
-        listed = {}
-    later = () if listed else metadata.LATER_NAMES
-    inside = [root / name for name in (*metadata.NAMES, *later)]
-    for table in [Path(data.metadata)] if data.metadata else inside:
-        if data.metadata and not os.path.isfile(table):
-            raise PipelineError("nothing", hint="bring the table back")
-        if os.path.isfile(table):
-            rows = metadata.read_metadata(table, root, {*files})
-            known = {row.file: row.caption for row in rows if not row.reason}
-            return {file: (f"{table}: {file}", known.get(file)) for file in files}
+        listing = Listing()
+    if data.metadata and not os.path.isfile(data.metadata):
+        raise PipelineError("nothing", hint="bring the table back")
+    if tables := find_tables(data, listing):
+        known, places = {}, dict.fromkeys(files, str(next(iter(tables))))
+        for table, folder in tables.items():
+            rows = metadata.read_metadata(
+                table, root, {*files}, folder=folder, encoding=data.caption_encoding
+            )
+            known |= {row.file: row for row in rows if not row.reason}
+            places |= {row.file: str(table) for row in rows}
+        return {file: (f"{places[file]}: {file}", known.get(file)) for file in files}
+    listed = listing.captions
     if not listed and len(files) > 1 and not data.folder_repeats:
         what = f"no *{data.caption_extension} next to them, nor {' or '.join(metadata.NAMES)}"
         raise PipelineError(what, hint="bring them back")
     stems = {file: os.path.splitext(file)[0] for file in files}
     names = {file: listed.get(stem, stem + data.caption_extension) for file, stem in stems.items()}
-    found = {file: (str(root / name), _text(root / name)) for file, name in names.items()}
+    found = {
+        file: (str(root / name), _text(file, root / name, data)) for file, name in names.items()
+    }
     if data.folder_repeats:
         named = {file for file, (_, caption) in found.items() if caption is None}
         found |= {
-            file: (str((root / file).parent), folder_caption(root, file, repeats=True))
+            file: (
+                str((root / file).parent),
+                Found(file, folder_caption(root, file, repeats=True)),
+            )
             for file in named
         }
     return found
 
 
-def _text(path: Path) -> str | None:
+def _text(image: str, path: Path, data: DataConfig) -> Found | None:
     try:
-        return read_text(path, follow_links=True, encoding="utf-8-sig").strip()
-    except MissingFileError:
+        return Found(image, read_caption_file(path, data.caption_encoding))
+    except FileNotFoundError:
         return None
-    except (OSError, DocumentError):
-        return "what cannot be read"
+    except (OSError, BadCaptionError):
+        return Found(image, "what cannot be read")
 
 
 def _notes(

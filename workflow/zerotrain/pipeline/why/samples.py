@@ -111,7 +111,7 @@ def compare_samples(
                 sha256 = SHA256.fullmatch(known.get(path, "")) and known[path]
                 image = sha256 or source.sha256(one.file)
                 split = choose_split(image, data.holdout)
-                captions = prepare_captions(one.caption, data.part_of(one.file), split)
+                captions = prepare_captions(one, data.part_of(one.file), split)
                 if captions:
                     present.append(look.at(one, image, captions))
                 else:

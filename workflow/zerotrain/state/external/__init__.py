@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,15 +10,16 @@ from pathlib import Path
 
 from zerotrain.errors import PipelineError
 from zerotrain.state.checkpoint_path import OPTIMIZERS, find_checkpoint
-from zerotrain.state.external.accelerate import OF_STEP, open_accelerate, open_weights_file
+from zerotrain.state.external.accelerate import open_accelerate, open_weights_file
 from zerotrain.state.external.checkpoint import ExternalCheckpoint
 from zerotrain.state.external.consistency import STEP_FILES, reading
 from zerotrain.state.external.deepspeed import open_deepspeed
 from zerotrain.state.external.distributed import check_not_distributed
 from zerotrain.state.external.left_out import list_files
+from zerotrain.state.external.progress import INFO, OF_STEP, read_file_progress
 from zerotrain.state.external.ranks import find_tag_folder, is_tag_folder, is_universal
 from zerotrain.state.external.universal import describe_omissions, open_universal, write_universal
-from zerotrain.state.external.weight_files import find_weights
+from zerotrain.state.external.weight_files import SafeTensors, find_weights
 
 DRAFT = "tmp-"
 """Begins the name of a folder that HF's Trainer has not finished."""
@@ -50,7 +52,7 @@ def _open(
     folder: Path, trust_pickle: bool, parameter_names: Sequence[str] | None
 ) -> ExternalCheckpoint:
     if folder.is_file():
-        return open_weights_file(folder, parameter_names=parameter_names)
+        return open_weights_file(folder, trust_pickle=trust_pickle, parameter_names=parameter_names)
     if not folder.is_dir():
         raise PipelineError(f"{folder}: no such folder", hint="give the folder of the checkpoint")
     if tag := find_tag_folder(folder):
@@ -74,6 +76,7 @@ def _open(
         "save_state or HF's Trainer (model.safetensors, optimizer.bin or optimizer.pt), or an "
         "adapter's"
     )
+    below += _files_with_progress(folder)
     if below:
         hint = (
             f"a checkpoint is one level below: `zerotrain state show {below[-1]}` looks into it, "
@@ -97,12 +100,23 @@ def find_checkpoints_below(folder: Path) -> tuple[list[Path], list[Path]]:
     if _has_optimizer(folder):
         return [], []
     found = [path for path in folder.iterdir() if path.is_dir() and _is_checkpoint(path)]
-    found.sort(key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)])
+    # The last state of kohya's scripts, NAME-state, has no number.
+    found.sort(key=lambda path: [*map(float, re.findall(r"\d+", path.name))] or [math.inf])
     has_all = {path: _has_optimizer(path) and (path / STEP_FILES[0]).is_file() for path in found}
     drafts = [path for path in found if path.name.startswith(DRAFT)]
     if any(has_all[path] for path in found if path not in drafts):
         drafts = [path for path in found if path in drafts or not has_all[path]]
     return [path for path in found if path not in drafts], drafts
+
+
+def _files_with_progress(folder: Path) -> list[Path]:
+    """List ai-toolkit's files of weights in a folder, in the order of their steps."""
+    steps = {}
+    for path in folder.glob("*.safetensors"):
+        header = SafeTensors([path]).header
+        if INFO in header:
+            steps[path] = read_file_progress(path, header).step or 0
+    return sorted(steps, key=steps.__getitem__)
 
 
 def _is_checkpoint(folder: Path) -> bool:

@@ -9,7 +9,6 @@ transformers Trainer._save_checkpoint.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,8 @@ from typing import Any
 
 import torch
 
-from zerotrain.artifact.documents import check_object, parse_json, read_bytes
 from zerotrain.errors import PipelineError
-from zerotrain.state.checkpoint_path import OPTIMIZERS
+from zerotrain.state.checkpoint_path import OPTIMIZERS, optimizers_beside
 from zerotrain.state.external import adapter_files, numbered, pickles
 from zerotrain.state.external.checkpoint import ExternalCheckpoint
 from zerotrain.state.external.consistency import (
@@ -31,11 +29,9 @@ from zerotrain.state.external.consistency import (
     check_tensors,
     read_number,
 )
+from zerotrain.state.external.progress import Progress, read_file_progress, read_progress
 from zerotrain.state.external.torch_optimizer import TorchOptimizer
 from zerotrain.state.external.weight_files import SafeTensors, check_shards, find_weights
-
-OF_STEP = re.compile(r"(?:^|[-_])(?:step|checkpoint)[-_]?(\d+)$")
-"""The step at the end of a name."""
 
 
 def open_accelerate(
@@ -95,17 +91,19 @@ def open_accelerate(
     scaler = load_values("scaler.pt")
     processes = len([*folder.glob("random_states_*.pkl"), *folder.glob("rng_state_*.pth")])
     by_trainer = (folder / STEP_FILES[0]).is_file()
-    step, counted_by = _step(folder)
+    progress = read_progress(folder)
+    step = progress.step
     if file and optimizer.state:
         schedule = load_values("scheduler.bin") or load_values("scheduler.pt")
-        check_counts(folder / file, optimizer.step, step, counted_by, skips=bool(scaler))
+        check_counts(folder / file, optimizer.step, step, progress.source, skips=bool(scaler))
         if not scaler and (processes or by_trainer):
             check_schedule(folder / file, optimizer.step, schedule, processes or 1, once=by_trainer)
-    if step is None and not optimizer.state:
+    if step is None and not optimizer.step:
         counted = load_values("random_states_0.pkl").get("step")
         if counted is not None:
             step = int(read_number(counted, folder / "random_states_0.pkl", "step"))
-            lost.append(f"step {step} is accelerate's count of micro batches in its epoch")
+            source = "accelerate's count of micro batches in its epoch (random_states_0.pkl)"
+            progress = Progress(step, None, source)
     opened = numbered.open_numbered(
         folder,
         weights,
@@ -126,20 +124,21 @@ def open_accelerate(
         tied=tied,
         lost=lost,
     )
-    return replace(opened, adapter=adapter)
+    described = progress.describe(file, optimizer.step)
+    return replace(opened, adapter=adapter, progress=described)
 
 
 def open_weights_file(
-    path: Path, *, parameter_names: Sequence[str] | None = None
+    path: Path, *, trust_pickle: bool = False, parameter_names: Sequence[str] | None = None
 ) -> ExternalCheckpoint:
-    """Open a safetensors file of weights alone: a model, or an adapter.
+    """Open a safetensors file of weights: a model, or an adapter.
 
-    Its name or its folder's may contain the step (step-2000, cat-step00002000, checkpoint-2000/).
+    Its header, its name or its folder's may contain the step (step-2000, cat-step00002000,
+    checkpoint-2000/). ai-toolkit's have the optimizer of the last file next to them.
 
     Raises:
         PipelineError: the file is truncated, or not a safetensors file.
     """
-    named = OF_STEP.search(path.stem) or OF_STEP.search(path.resolve().parent.name)
     engine = {"preset": "", "engine": "unknown", "world_size": 1, "mixed_precision": "unknown"}
     files = SafeTensors([path])
     weights: Mapping[str, torch.Tensor] = files
@@ -147,39 +146,43 @@ def open_weights_file(
     left: list[str] = []
     if adapter_files.is_adapter(list(files)):
         weights, adapter, left = adapter_files.open_adapter(files, path, files.header)
+    progress = read_file_progress(path, files.header)
+    optimizer, unread = _optimizer_of(path, progress.step, trust_pickle=trust_pickle)
+    left += unread
+    if not optimizer.state:
+        left = [f"{path.name} holds weights alone: no moments", *left]
     opened = numbered.open_numbered(
         path,
         weights,
-        TorchOptimizer({}),
+        optimizer,
         parameter_names,
-        step=int(named[1]) if named else 0,
+        step=progress.step or 0,
         samples=0,
         engine=engine,
         loss_scale=None,
-        lost=[
-            f"{path.name} holds weights alone: no moments, and no step but what its name says",
-            *left,
-        ],
+        lost=left,
     )
-    return replace(opened, adapter=adapter)
+    return replace(opened, adapter=adapter, progress=progress.describe("", 0))
+
+
+def _optimizer_of(
+    path: Path, step: int | None, *, trust_pickle: bool
+) -> tuple[TorchOptimizer, list[str]]:
+    """Open the optimizer next to a file of weights, if it is of the same step.
+
+    Returns:
+        It, or an empty one with a sentence on what is left out.
+    """
+    for file in optimizers_beside(path):
+        found = TorchOptimizer(check_optimizer(pickles.load(file, trust_pickle=trust_pickle), file))
+        if found.step and found.step == step:
+            return found, []
+        of = f"is of step {found.step}" if found.step else "has no count of steps"
+        return TorchOptimizer({}), [f"{file.name} next to it {of}, and left out"]
+    return TorchOptimizer({}), []
 
 
 def _loss_scale(scaler: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the state of torch's GradScaler under zerotrain's names."""
     scale, good = (read_number(scaler.get(k), path, k) for k in ("scale", "_growth_tracker"))
     return {"scale": scale, "good_steps": int(good)}
-
-
-def _step(folder: Path) -> tuple[int | None, str]:
-    """Return the optimizer steps that trainers record, and where: a file, or the folder's name."""
-    for name in STEP_FILES:
-        path = folder / name
-        if not path.is_file():
-            continue
-        text = read_bytes(path, follow_links=True, hint=AGAIN)
-        values = parse_json(text, path, hint=AGAIN, cells=True)  # a loss in it may be NaN
-        step = check_object(values, path, hint=AGAIN).get("global_step")
-        if isinstance(step, int):
-            return step, name
-    named = OF_STEP.search(folder.resolve().name)
-    return (int(named[1]) if named else None), "the folder's name"

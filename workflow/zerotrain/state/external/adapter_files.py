@@ -18,8 +18,10 @@ from typing import Any
 import torch
 
 from zerotrain.config.adapters import PEFT_TYPE, keys, stack_of
+from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
 from zerotrain.models.adapter_config import ADAPTER_CONFIG, parse_settings, read_adapter_config
+from zerotrain.state.external import layer_scales
 from zerotrain.state.external.checkpoint import ExternalCheckpoint
 from zerotrain.state.external.consistency import read_number
 from zerotrain.state.external.fitting import find_prefix
@@ -35,6 +37,9 @@ PROCESSOR = re.compile(r"\.processor\.(\w+)_lora\.(down|up)\.")
 """An attention's LoRA of diffusers before its layers had it."""
 OWN_NAME = re.compile(r"\.(lora_[AB]|lora_magnitude_vector)(?:\.[\w-]+)+\.(weight|bias)$")
 """A tensor of an adapter that its training gave a name, which peft's files leave out."""
+COMPILED = re.compile(r"(?<=\.)_orig_mod\.")
+"""What compiling a part of a model puts into its names."""
+EMBEDDING = "bundle_emb."
 OF_ADAPTER = re.compile(
     r"\.(lora|hada|lokr|ia3|oft|boft|vera|shira|hra|gralora)_|\.lora\.|\.(alpha|dora_scale)$"
 )
@@ -43,8 +48,9 @@ METHODS = {"hada": "a LoHa", "lokr": "a LoKr"}
 OTHER_LAYERS = "lora.target_modules has to name the layers of the file"
 SETTINGS = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora")
 """Settings that change an adapter's effect without changing its tensors."""
-PATTERNS = ("rank_pattern", "alpha_pattern", "modules_to_save", "layer_replication")
-"""Settings for single layers, which no section of ours supports."""
+PATTERNS = ("rank_pattern", "alpha_pattern")
+"""Settings for single layers, which are read of a LoRA alone."""
+NOT_READ = ("modules_to_save", "layer_replication")
 
 
 class RenamedTensors(Mapping[str, torch.Tensor]):
@@ -65,7 +71,9 @@ class RenamedTensors(Mapping[str, torch.Tensor]):
 
 def is_adapter(names: Sequence[str]) -> bool:
     """Return whether a file holds only an adapter's tensors, without its base."""
-    return bool(names) and all(OF_ADAPTER.search(name) or name.startswith(KOHYA) for name in names)
+    return bool(names) and all(
+        OF_ADAPTER.search(name) or name.startswith((KOHYA, EMBEDDING)) for name in names
+    )
 
 
 def open_adapter(
@@ -93,24 +101,35 @@ def open_adapter(
                 hint="merge it into its base, and train from that",
             )
     alphas: dict[str, float] = {}
+    ranks: dict[str, int] = {}
     read: dict[str, Callable[[], torch.Tensor]] = {}
     left: set[str] = set()
     for name in weights:
         if TEXT_ENCODER.match(name):
             left.add("an adapter of a text encoder: the denoiser's is read")
         elif name.endswith(".alpha"):
-            alphas[name] = read_number(weights[name], path, name)
+            layer = re.sub(COMPILED, "", name).removesuffix(".alpha")
+            alphas[layer] = read_number(weights[name], path, name)
+        elif name.startswith(EMBEDDING):
+            left.add("an embedding of OneTrainer")
         else:
             own = name if name.startswith(KOHYA) else _in_training(name)
             read[own] = partial(weights.__getitem__, name)
-    settings, unread = read_settings(path, header, alphas)
-    if "lora_alpha" not in settings and settings.get("peft_type", "LORA") == "LORA":
+            if any(factor in own for factor in layer_scales.FIRST) and weights[name].dim() > 1:
+                ranks[layer_scales.layer_of(own)] = len(weights[name])
+    for layer in alphas.keys() - ranks.keys():
+        left.add(f"the alpha of {layer}, of which the file has no factors")
+    settings, unread = read_settings(path, header, ranks, alphas)
+    if (
+        not {"lora_alpha", layer_scales.SCALES} & settings.keys()
+        and settings.get("peft_type", "LORA") == "LORA"
+    ):
         left.add(f"the adapter's alpha: {path.name} does not say it, and this run's is taken")
     return RenamedTensors(read), settings, [*sorted(left), *unread]
 
 
 def _in_training(name: str) -> str:
-    name = re.sub(r"(?<=\.)_orig_mod\.", "", name)  # a compiled part of a model
+    name = re.sub(COMPILED, "", name)
     if found := PROCESSOR.search(name):
         layer = "to_out.0" if found[1] == "to_out" else found[1]
         name = name.replace(found[0], f".{layer}.lora.{found[2]}.")
@@ -125,43 +144,40 @@ def _in_training(name: str) -> str:
 
 
 def read_settings(
-    file: Path, header: Mapping[str, str], alphas: Mapping[str, float]
+    file: Path, header: Mapping[str, str], ranks: Mapping[str, int], alphas: Mapping[str, float]
 ) -> tuple[dict[str, Any], list[str]]:
     """Read the settings of an adapter from its folder or file: peft's names and values.
 
     Args:
         file: The file of tensors, next to adapter_config.json for peft.
         header: The metadata of the file of tensors.
-        alphas: The `.alpha` of each layer in a kohya file.
+        ranks: The rank of each layer of a LoRA.
+        alphas: The `.alpha` of each layer in the file.
 
     Returns:
-        Those that change an adapter's effect, and sentences on others that are not read.
+        Those that change an adapter's effect, with the scale of each layer of a LoRA that has
+        several ranks or alphas; and sentences on others that are not read.
 
     Raises:
-        PipelineError: adapter_config.json is not JSON, or layers have different alphas.
+        PipelineError: adapter_config.json is not JSON, or has settings that are not read.
     """
     where, settings = file, parse_settings(header, file)
     if (path := file.with_name(ADAPTER_CONFIG)).is_file() and file.stem == STEMS[0]:
         where, settings = path, read_adapter_config(file.parent)
     # A header has the keys of several models, such as unet.r and text_encoder.r.
     settings = {k.rpartition(".")[2]: v for k, v in settings.items() if not TEXT_ENCODER.match(k)}
-    if own := [key for key in PATTERNS if settings.get(key)]:
+    is_lora = settings.get("peft_type", "LORA") == "LORA" and bool(ranks)
+    if own := [key for key in NOT_READ + PATTERNS * (not is_lora) if settings.get(key)]:
         raise PipelineError(
             f"{where}: {own[0]} {settings[own[0]]!r} gives single layers values of their own",
             hint="such an adapter is not read; merge it into its base, and train from that",
         )
-    if len(set(alphas.values())) > 1:
-        raise PipelineError(
-            f"{file}: its layers have several alphas, {min(alphas.values()):g} to "
-            f"{max(alphas.values()):g}, and lora.alpha is one for all",
-            hint="such an adapter is not read; merge it into its base, and train from that",
-        )
-    if alphas:
-        settings["lora_alpha"] = next(iter(alphas.values()))
     of_method = set(keys().get(str(settings.get(PEFT_TYPE)), {})) - {"feedforward_modules"}
-    read = [key for key in settings if key in SETTINGS or (key in of_method and has_effect(key))]
-    unread = list_settings(settings, where, (*read, *PATTERNS))
-    return {key: settings[key] for key in read if key not in PATTERNS}, unread
+    own_keys = {key for key in settings if key in of_method and has_effect(key)}
+    read = [key for key in settings if key in (*SETTINGS, *PATTERNS) or key in own_keys]
+    unread = list_settings(settings, where, read)
+    known = {key: settings[key] for key in read if is_lora or key not in PATTERNS}
+    return (layer_scales.read_layers(ranks, alphas, known, where) if is_lora else known), unread
 
 
 def check_settings(settings: Mapping[str, Any], run: Mapping[str, Any], where: Path) -> None:
@@ -215,8 +231,8 @@ def check_all_used(source: ExternalCheckpoint, trained: Mapping[str, list[int]])
     elif all(name.endswith(".bias") for name in surplus):
         hint = "a LoRA with biases is not offered; merge it into its base, and train from that"
     raise PipelineError(
-        f"{source.folder}: {surplus[0]} and {len(surplus) - 1} more tensors would be lost: this "
-        "run does not train them",
+        f"{source.folder}: {join_first(surplus, 2)} would be lost: this run does not train "
+        f"{'it' if len(surplus) == 1 else 'them'}",
         hint=hint,
     )
 

@@ -52,6 +52,8 @@ class ExternalCheckpoint:
     """Sentences for the user: contents of the folder that this reader omits."""
     adapter: Mapping[str, Any] | None = None
     """The settings in an adapter's files, under peft's names; None if it is not an adapter."""
+    progress: str = ""
+    """The step, and what says it; empty if the layout itself counts steps."""
     numbered: NumberedWeights | None = None
     """The torch optimizer, if its moments have numbers instead of names."""
 

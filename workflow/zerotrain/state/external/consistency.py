@@ -171,7 +171,7 @@ def check_counts(
     raise PipelineError(
         f"{optimizer}: is of step {own}, {counted_by} says {step}",
         hint="the files are of several checkpoints; copy one of them whole. If the optimizer was "
-        f"started later than the training, rename the folder or remove {STEP_FILES[1]}",
+        "started later than the training, rename the folder or remove its file of the step",
     )
 
 

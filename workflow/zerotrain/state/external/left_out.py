@@ -14,13 +14,13 @@ from zerotrain.artifact.documents import Names
 from zerotrain.models.adapter_config import ADAPTER_CONFIG
 from zerotrain.models.base import PROCESSOR_FILES, TOKENIZER_FILES
 from zerotrain.state.checkpoint_path import OPTIMIZERS
-from zerotrain.state.external.consistency import STEP_FILES
 from zerotrain.state.external.documents import ModelFile
+from zerotrain.state.external.progress import RECORDS
 
 MOST_NAMES = 12
 READ = (
-    *OPTIMIZERS,
-    *STEP_FILES,
+    *(name.partition("/")[0] for name in OPTIMIZERS),
+    *RECORDS,
     ADAPTER_CONFIG,
     *("scaler.pt", "scheduler.bin", "scheduler.pt", "random_states_*.pkl", "rng_state*.pth"),
     *("latest", "latest_universal", "*_model_states.pt", "*_optim_states.pt", "zero"),

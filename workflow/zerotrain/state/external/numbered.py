@@ -97,7 +97,8 @@ def open_numbered(
                 step=optimizer.step if step is None else step,
                 samples=samples,
                 optimizer="adamw" if adam else "",
-                optimizer_step=optimizer.step if adam else 0,
+                # Adam's bias correction of moments without a count is that of the step.
+                optimizer_step=(optimizer.step or step or 0) if adam else 0,
                 param_groups=[group for group in param_groups if group["parameters"]],
                 engine=engine,
                 loss_scale=loss_scale,

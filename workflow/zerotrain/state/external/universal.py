@@ -237,7 +237,7 @@ def open_universal(tag: Path, *, trust_pickle: bool = False) -> ExternalCheckpoi
     if not shapes:
         raise layout_error(model_path(tag, None), "names no parameters")
     trained = {name: list(shape) for group in shapes for name, shape in group.items()}
-    unread = _check_folders(tag, trained)
+    unread = _check_folders(tag, model, trained)
     compared = _check_weights(tag, model, trained, read)
     adam = any((tag / "zero" / name / FILES[ADAM_SLOTS[0]]).exists() for name in trained)
     named, unlike = numbered.named_groups(
@@ -289,7 +289,7 @@ def _read_models(tag: Path, trust_pickle: bool) -> list[dict[str, Any]]:
     return [model, *(read_model(model_path(tag, r), trust_pickle=trust_pickle) for r in ranks)]
 
 
-def _check_folders(tag: Path, trained: dict[str, list[int]]) -> list[str]:
+def _check_folders(tag: Path, model: dict[str, Any], trained: dict[str, list[int]]) -> list[str]:
     """Check that every parameter has a folder; names that lead out of zero/ have none.
 
     Returns:
@@ -303,7 +303,10 @@ def _check_folders(tag: Path, trained: dict[str, list[int]]) -> list[str]:
                 hint="the checkpoint is incomplete; copy it again, whole",
             )
     slots = {path.name for name in trained for path in (tag / "zero" / name).iterdir()}
-    unread = [f"zero/{name}: a parameter that no model file names" for name in present - {*trained}]
+    known = {*trained, *(model.get("buffer_names") or ())}.union(
+        *(section(model, key) for key in ("module", "frozen_param_shapes", "shared_params"))
+    )
+    unread = [f"zero/{name}: a parameter that no model file names" for name in present - known]
     if unlike := sorted(slots - {*FILES.values(), STEP}):
         unread.append(f"the optimizer's {', '.join(unlike)}: only Adam's two moments are kept")
     return sorted(unread)

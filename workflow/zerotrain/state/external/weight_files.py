@@ -13,7 +13,9 @@ from zerotrain.errors import PipelineError
 from zerotrain.state.external import adapter_files
 from zerotrain.state.state import Shards
 
-STEMS = ("model", "pytorch_model", "diffusion_pytorch_model", *adapter_files.STEMS)
+STEMS = ("model", "pytorch_model", "diffusion_pytorch_model", *adapter_files.STEMS, "lora")
+DENOISERS = ("unet", "transformer")
+"""Parts of a whole model that are trained, and come before its encoders."""
 
 
 class SafeTensors(Mapping[str, torch.Tensor]):
@@ -48,12 +50,14 @@ def find_weights(folder: Path) -> tuple[list[Path], list[str]]:
 
     The root comes first, then diffusers folders, except for EMA weights (`*_ema`).
     """
-    parts = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.endswith("_ema"))
+    parts = [p for p in folder.iterdir() if p.is_dir() and not p.name.endswith("_ema")]
+    parts.sort(key=lambda part: (part.name not in DENOISERS, part.name))
     candidates = [files for part in (folder, *parts) if (files := _weights_in(part))]
     others = [str(files[0].relative_to(folder)) for files in candidates[1:]]
     others += sorted(p.name for p in folder.glob("model_[0-9]*.safetensors"))
     lost = [f"{other}: a second model; only the first is read" for other in others]
     lost += [f"{p.name}: averaged weights" for p in sorted(folder.glob("*_ema")) if p.is_dir()]
+    lost += [f"{name}: averaged weights" for name in ("ema/ema.pt",) if (folder / name).is_file()]
     return (candidates[0] if candidates else []), lost
 
 
