@@ -272,10 +272,7 @@ def test_check_refuses_a_file_in_a_sentence(tmp_path: Path, text: str | None) ->
     assert "Traceback" not in done.stderr
 
 
-CHECKED = (
-    "valid: keys and values, and the base, the data and the launches that they name; "
-    "prepare_dataset reads the samples\n"
-)
+CHECKED = "valid: keys and values, and the base, the data and the launches that they name\n"
 
 
 def test_check_says_what_it_has_checked(tmp_path: Path) -> None:

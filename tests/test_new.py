@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.models.single_file_base import PARTS
 from zerotrain.pipeline.checks import read_checked_runs
-from zerotrain.pipeline.new_run import OF_TEXT
 from zerotrain.pipeline.new_run import new as write
+from zerotrain.pipeline.new_text import OF_TEXT
 from zerotrain.pipeline.options import NewOptions
 
 HUB_ID = "stabilityai/stable-diffusion-xl-base-1.0"
@@ -98,9 +99,47 @@ def uncomment(text: str) -> str:
     return re.sub(r"(?m)^  #  ", "    ", full)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"lora": True},
+        {"instance_prompt": "a dog"},
+        {"text": "t.json", "base": "Qwen/Qwen2.5-7B"},
+        {"base": "nano"},
+    ],
+)
+def test_by_default_each_value_has_one_line_of_comment(
+    photos: Path, config: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """And nothing else is in it but the head; --all-keys has the same values, and all defaults."""
+    monkeypatch.chdir(photos.parent)
+    Path("t.json").write_text(json.dumps(TALKS), encoding="utf-8")
+    given = {"base": HUB_ID, "images": None if "text" in options else photos, **options}
+    path = write(NewOptions("flowers", **given), config)
+    head, _, body = path.read_text().partition("\n\n")
+    assert head.splitlines()[0] == "# yaml-language-server: $schema=schema.json"
+    assert "docs/configuration.md" in head
+    assert "`zerotrain new --all-keys`" in head
+    lines = [line.strip() for line in body.splitlines()]
+    assert all(len(line) <= 100 for line in lines if str(photos) not in line)
+    for before, line in pairwise(lines):
+        if line.startswith("#"):
+            assert not before.startswith("#")
+            assert line.endswith(".")
+        elif re.match(r"[\w-][\w ]*: \S", line):
+            assert before.startswith("# "), line
+    assert len(body.splitlines()) <= 65
+    whole = write(NewOptions("all", **given, all_keys=True), config).read_text()
+    assert len(whole.splitlines()) > 200
+    values, of_all = (YAML(typ="safe").load(text) for text in (path.read_text(), whole))
+    sections = {key: value for key, value in of_all.items() if value is not None}
+    assert values == {**sections, "run": "flowers"}
+
+
 def test_every_line_with_a_default_can_be_uncommented(photos: Path, config: Path) -> None:
     """Each shown key is real, each shown value is the default, and the second phase is one."""
-    path = new("flowers", photos, HUB_ID, config)
+    path = new("flowers", photos, HUB_ID, config, all_keys=True)
     text = path.read_text()
     full = uncomment(text)
     assert full != text
@@ -110,8 +149,8 @@ def test_every_line_with_a_default_can_be_uncommented(photos: Path, config: Path
 
 
 def test_every_key_is_in_it(photos: Path, config: Path) -> None:
-    """A user sees all there is for the family without another page."""
-    text = new("flowers", photos, HUB_ID, config).read_text()
+    """With --all-keys a user sees all there is for the family without another page."""
+    text = new("flowers", photos, HUB_ID, config, all_keys=True).read_text()
     for section, field in RunConfig.model_fields.items():
         assert re.search(rf"(?m)^#?{section}:", text), section
         keys = getattr(field.annotation, "model_fields", {}).keys()
@@ -149,7 +188,7 @@ def test_it_is_of_the_models_family(
     folder = model(tmp_path / family, pipeline, FAMILIES[family].trained_part)
     others = {key for kind in FAMILIES.values() for key in kind.objective}
     for name, base in {"a": str(folder), "b": hub_id}.items():
-        path = new(name, photos, base, config)
+        path = new(name, photos, base, config, all_keys=True)
         assert read_config(path).family == family
         keys = set(re.findall(r"(?m)^  #?(\w+): ", path.read_text()))
         assert keys & others == {*FAMILIES[family].objective}
@@ -182,7 +221,7 @@ def test_captions_in_a_table_are_noticed(photos: Path, config: Path) -> None:
     (photos / "metadata.csv").write_text("file_name,text\n0.png,a photo\n")
     text = new("flowers", photos, HUB_ID, config).read_text()
     assert "1 captioned images" in text
-    assert "# 3 of 4 entries cannot be used, first 1.png:" in text
+    assert f"# 3 of 4 samples of {photos} are bad, first 1.png:" in text
 
 
 def test_nothing_is_overwritten(photos: Path, config: Path) -> None:
@@ -307,6 +346,7 @@ def test_options_are_written_and_the_file_passes_check(
             found = getattr(found, part)
         assert found == value, name
     jsonschema.validate(YAML(typ="safe").load(path.read_text()), schema())
+    path = write(NewOptions("all", **wanted, all_keys=True))
     path.write_text(uncomment(path.read_text()))
     assert [phase.name for phase in read_checked_runs(path)[str(path)].phases] == [
         "plain",

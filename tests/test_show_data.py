@@ -261,9 +261,7 @@ def test_the_command_ends_as_others_do(photographs: Path, tmp_path: Path) -> Non
     for allowed, images, code in ((3, photographs, 0), (0, photographs, 1), (0, "gone", 2)):
         text = CONFIG.replace("IMAGES", str(images)).replace("samples: 3", f"samples: {allowed}")
         (tmp_path / "run.yaml").write_text(text)
-        done = run_zerotrain(
-            "data", "show", "--config", "run.yaml", "--output", "o", folder=tmp_path
-        )
+        done = run_zerotrain("data", "show", "run.yaml", "--output", "o", folder=tmp_path)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
     assert "gone: no such folder" in done.stderr

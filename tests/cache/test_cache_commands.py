@@ -167,10 +167,11 @@ def test_commands_name_what_they_were_given(tmp_path, monkeypatch):
     """A draft of a running job is no cache."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PipelineError, match="no cache at results/data/"):
-        find_caches(None, None)
-    with pytest.raises(PipelineError, match="photos: no cache"):
-        find_caches(Path("photos"), None)
+        find_caches(None)
+    Path("my/photos").mkdir(parents=True)
+    with pytest.raises(PipelineError, match="my/photos: no cache"):
+        find_caches("my/photos")
     place = Path("results/data/cats/cache/64")
     (place / "partial").mkdir(parents=True)
     (place.parent / ".64.new-1-2" / "partial").mkdir(parents=True)
-    assert find_caches(None, None) == [place]
+    assert find_caches(None) == [place]

@@ -171,7 +171,7 @@ LAUNCH = "launch: zero2_offload"
         ("images: photos", "images: photos\n  metadata: gone.csv", "line 5: data.metadata: "
          "gone.csv: no such file", "correct data.metadata"),
         ("images: photos", "images: photos\n  caption_extension: .caption", "line 4: data.images: "
-         "2 of 2 images in photos have no caption, and none is left", "put NAME.caption next to"),
+         "2 of 2 samples of photos are bad, and none is left", "put NAME.caption next to"),
         (LAUNCH, "launch: {preset: zero2, contiguous_memory_optimization: true}\n"
          "    gradient_checkpointing: true", "line 12: phase offload: "
          "launch.contiguous_memory_optimization joins shards", "remove it; against fragmented"),
@@ -212,8 +212,8 @@ EDITS = FILE.replace("base: nano", "family: qwen_image\nbase: nano")
     ("data", "sentence"),
     [
         ("conditioning_images: gone", "data.conditioning_images: gone: no such folder"),
-        ("conditioning_images: [photos, before]", "data.images: 1 of 2 images in photos have no "
-         "caption or no conditioning image, and 0 may be bad (data.max_bad_samples): dog.png (no "
+        ("conditioning_images: [photos, before]", "data.images: 1 of 2 samples of photos are "
+         "bad, and 0 may be bad (data.max_bad_samples): dog.png (no "
          "conditioning image: no dog.* in before)"),
         ("conditioning_columns: [edit]", "data.conditioning_columns: edit: there is no table with "
          "columns, neither data.metadata nor metadata.csv or metadata.jsonl in photos"),

@@ -437,7 +437,7 @@ def project(private_project: Callable[[str], Path]) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_snakemake_takes_the_profile_as_it_is(recorded: Recorded, project: Path) -> None:
     """A dry run names partition, limit and signal of each rule as they were written, also where
     Snakemake would evaluate a name as Python; and a type of GPU as docs/hpc.md asks for it."""

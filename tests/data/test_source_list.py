@@ -241,7 +241,7 @@ def test_errors_name_the_source_and_its_key(folders):
     assert said == f"data.sources.dogs.images: {folders / 'gone'}: no such folder"
     (folders / "dogs" / "3.txt").unlink()
     [problem] = check_source(DataConfig(**sources(folders)))
-    assert problem.what.startswith("data.sources.dogs.images: 1 of 2 images in ")
+    assert problem.what.startswith("data.sources: 1 of 5 samples are bad, and 0 may be bad (")
     said = refused(prepare, folders, sources(folders)).what
     assert said.endswith("dogs/3.png: no caption: no 3.txt next to it")
 

@@ -37,6 +37,8 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "fused": {"family": "flux", "lora": {**LORA, "fused_layers": True, "target_modules": LAYERS}},
 }
 """Sections of a run for each kind of what is trained."""
+SUITES: dict[str, Any] = {"bf16": pytest.mark.slow, "fused": ()}
+"""Kinds that CI has; `make test-soak` has the others."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,8 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "fused")) for kind in ADAPTERS]
+    "kind",
+    [pytest.param(kind, marks=SUITES.get(kind, pytest.mark.soak)) for kind in ADAPTERS],
 )
 def test_weights_of_the_training_are_those_of_an_export_without_averaging(bases, tmp_path, kind):
     """Each tensor of the model, or of its adapter, bit by bit, in the type of the export."""

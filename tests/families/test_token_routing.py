@@ -169,7 +169,7 @@ def test_gradients_reach_every_parameter_and_survive_recomputation(name):
             assert (found[parameter] - gradient).abs().max() <= bound, (way, parameter)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_compiled_model_routes_the_same():
     """As torch.compile traces it."""
     expected, found = gradients("flux", None), gradients("flux", None, compiled=True)

@@ -35,6 +35,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any], int]] = {
     "edit-plus": ("qwen_image", "QwenImageEditPlusPipeline", {}, 2),
 }
 """Family, pipeline, what is trained, and the number of conditioning images."""
+SAMPLE = ("kontext", "fill", "edit-plus")
+"""Cases that CI runs; `make test-soak` has the others."""
 SIDES = {"redux": 48}
 """Pixels where they are others: the nano SigLIP scales to 32."""
 SHOWN = {"FluxPipeline": "FluxKontextPipeline", REDUX: "FluxPipeline"}
@@ -81,7 +83,9 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=() if one in SAMPLE else pytest.mark.soak) for one in CASES]
+)
 def test_the_code_gives_what_our_own_command_gives(
     weights, inputs, modes, tmp_path, monkeypatch, name
 ):

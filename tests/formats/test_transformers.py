@@ -218,7 +218,13 @@ def test_a_kohya_file_is_the_lora_that_was_trained(made, tmp_path, name, dtype):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nano_width")
-@pytest.mark.parametrize("pipeline", CONDITIONED)
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        pytest.param(one, marks=() if one == "FluxFillPipeline" else pytest.mark.soak)
+        for one in CONDITIONED
+    ],
+)
 def test_bases_of_flux_with_conditioning_images_have_every_format(made, tmp_path, pipeline):
     """The original layout gives back every tensor; of a LoRA each form answers as the trained
     model does, and diffusers loads both by the class that the folder names."""

@@ -122,7 +122,7 @@ def _watch(folder: Path, _: Path) -> None:
 def _doctor(folder: Path, _: Path) -> None:
     with _inside(folder):
         report = Report({})
-        look_at_run(RUN, Path(f"config/{RUN}.yaml"), cpu_machine(), report)
+        look_at_run(f"config/{RUN}.yaml", cpu_machine(), report)
 
 
 def _report(folder: Path, _: Path) -> None:

@@ -112,7 +112,7 @@ def test_an_odd_path_a_strict_umask_and_no_locale(
     assert open_to_others == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_ordinary_user_with_a_read_only_home_and_latin_letters(
     undisturbed: dict[str, str], tmp_path: Path
 ) -> None:

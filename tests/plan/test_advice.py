@@ -98,11 +98,11 @@ def test_the_line_of_the_switch_works(planned: Plan, traced_once: None, copies: 
     measured = device(planned, "zero2_offload")
     found = advice.advise_after_out_of_memory(phase(), Path("base"), 200, measured)
     (line,) = re.findall(r"`(zerotrain switch [^`]*)`", found.what_to_do)
-    named = " --config config/flowers.yaml" if copies else ""
+    named = "config/flowers.yaml" if copies else "flowers"
     rows = {name: row["plain"] for name, row in planned.rows.items()}
     fitting = [n for n, one in rows.items() if one.device + RESERVE <= measured["total"]]
     least = next(name for name in fitting if not rows[name].useless)
-    assert line == f"zerotrain switch flowers --to {least}{named}"
+    assert line == f"zerotrain switch {named} --to {least}"
     assert "continues from step 200" in found.what_to_do
     done = CliRunner().invoke(command_line(), [*shlex.split(line)[1:], "--dry-run"])
     assert done.exit_code == 0, done.output

@@ -620,7 +620,7 @@ def test_the_base_may_be_any_diffusers_folder(
     assert not export.state.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_memory_is_that_of_one_tensor(tmp_path: Path, export: Export, trained: Trained) -> None:
     """Weights of 200 MB in many tensors, with a state of 600 MB, in less than 60 MB."""
     with torch.device("meta"):

@@ -59,30 +59,26 @@ def test_a_run_is_found_by_its_name_or_its_file() -> None:
     mine.rename("config/config.yaml")
     assert find_config("flowers") == Path("config/config.yaml")
     Path("config/config.yaml").rename("elsewhere.yaml")
-    assert find_config("flowers", Path("elsewhere.yaml")) == Path("elsewhere.yaml")
+    assert find_config("elsewhere.yaml") == Path("elsewhere.yaml")
 
 
 def test_a_run_that_no_file_or_several_have_is_refused() -> None:
-    """With what there is; --config settles it; files that cannot be read are passed over."""
+    """With what there is; a file's name settles it; files that cannot be read are passed over."""
     Path("config/cats.yaml").write_text(
         CONFIG.replace("run: flowers", "run: cats"), encoding="utf-8"
     )
     Path("config/bad.yaml").write_text("run: [", encoding="utf-8")
     assert refusal("dogs") == (
         "ERROR: no file in config has the run dogs\n"
-        "  Hint: runs here: cats (config/cats.yaml), flowers (config/flowers.yaml); name a file of "
-        "another folder with --config"
+        "  Hint: runs here: cats (config/cats.yaml), flowers (config/flowers.yaml); a file of "
+        "another folder is named as FILE.yaml"
     )
     Path("config/copy.yaml").write_text(CONFIG, encoding="utf-8")
     assert refusal() == (
         "ERROR: several files have the run flowers: config/copy.yaml, config/flowers.yaml\n"
-        "  Hint: choose one: add --config config/copy.yaml"
+        "  Hint: name one of these files instead"
     )
-    assert find_config("flowers", Path("config/copy.yaml")) == Path("config/copy.yaml")
-    assert refusal(config=Path("config/cats.yaml")) == (
-        "ERROR: config/cats.yaml: its run is cats, not flowers\n"
-        "  Hint: give the name cats, or the file of flowers"
-    )
+    assert find_config("config/copy.yaml") == Path("config/copy.yaml")
     assert refusal("nowhere.yaml").startswith("ERROR: nowhere.yaml: no such configuration file")
 
 

@@ -491,7 +491,7 @@ def test_a_configuration_that_cannot_be_written_stops_nothing(
     Path("config/launch").rename("presets")
     unwritable(how)
     with start_training(saved) as child:
-        error = refused(switch.switch, SwitchOptions("flowers", "zero2", config=FILE))
+        error = refused(switch.switch, SwitchOptions(str(FILE), "zero2"))
         assert error.what.startswith(f"{FILE}: cannot be written: {why}")
         assert "run the same command again" in error.hint
         assert child.poll() is None

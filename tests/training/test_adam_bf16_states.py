@@ -59,7 +59,9 @@ def test_a_second_moment_falls_as_float32s_does() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["zero2_offload", "zero3_offload"])
+@pytest.mark.parametrize(
+    "preset", ["zero2_offload", pytest.param("zero3_offload", marks=pytest.mark.soak)]
+)
 def test_a_switch_to_bf16_states_and_back_loses_their_rounding_alone(training, preset):
     """From float32 and back again: bf16 moments are float32 values, so that nothing else is lost,
     and a resume in the middle gives the same bits."""

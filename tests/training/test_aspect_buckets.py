@@ -181,7 +181,13 @@ def test_a_kill_changes_no_bit(nano, server, family, preset):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "conditioned"),
-    [("sdxl", False), ("sd3", False), ("qwen_image", False), ("flux", False), ("flux", True)],
+    [
+        pytest.param("sdxl", False, marks=pytest.mark.soak),
+        ("sd3", False),
+        pytest.param("qwen_image", False, marks=pytest.mark.soak),
+        pytest.param("flux", False, marks=pytest.mark.soak),
+        ("flux", True),
+    ],
 )
 def test_every_family_trains_on_buckets(family, conditioned, nano_inputs, tmp_path, server):
     """Images of three shapes through prepare_dataset, cache_latents and four steps: a batch gives

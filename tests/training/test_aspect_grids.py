@@ -62,8 +62,8 @@ def distances(output: Path, size: tuple[int, int]) -> np.ndarray:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", [pytest.param("sdxl", marks=pytest.mark.soak), "sd3"])
+@pytest.mark.soak
+@pytest.mark.parametrize("family", ["sdxl", "sd3"])
 def test_a_trained_model_draws_the_prompts_colour_at_two_aspects(
     family: str, tmp_path: Path, server: Any
 ) -> None:

@@ -63,7 +63,7 @@ def test_a_switch_in_the_middle_of_a_cycle_keeps_the_losses(whole, preset):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["torch", "zero2_offload"])
+@pytest.mark.parametrize("preset", [pytest.param("torch", marks=pytest.mark.soak), "zero2_offload"])
 def test_a_resume_in_the_middle_of_a_cycle_gives_the_same_bits(training, preset):
     """CPU offload's optimizer keeps powers of its betas, which a resume has to make again."""
     training.assert_resumes(preset, MIDDLE, END, **CYCLE)

@@ -64,7 +64,7 @@ def test_find_unused_parameters_has_the_same_buckets(group) -> None:
     assert buckets(2, unused=False) == buckets(2, unused=True)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_three_processes_resume_to_the_same_bits(training) -> None:
     """At three, unlike two, the order in which a bucket adds counts: a start in the middle ends in
     the bits of an undisturbed run, and find_unused_parameters changes none."""

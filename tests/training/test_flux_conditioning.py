@@ -55,7 +55,7 @@ def inputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     ("inputs", "adapter"),
     [
         pytest.param("FluxKontextPipeline", True, id="kontext-lora"),
-        pytest.param("FluxFillPipeline", False, id="fill-full"),
+        pytest.param("FluxFillPipeline", False, id="fill-full", marks=pytest.mark.soak),
         pytest.param("FluxKontextPipeline", False, id="kontext-full", marks=pytest.mark.soak),
         pytest.param("FluxFillPipeline", True, id="fill-lora", marks=pytest.mark.soak),
     ],

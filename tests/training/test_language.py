@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,18 @@ EMBEDDINGS = {"causal_lm": "embed_tokens", "seq2seq_lm": "^shared"}
 """One of the names of the tied embeddings."""
 TRAINED = ("full", "lora", "frozen")
 """All of the model, an adapter, or all but the tied embeddings."""
+SAMPLE = [("causal_lm", "lora"), ("seq2seq_lm", "full")]
+"""What CI trains; `make test-soak` has the others."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", TRAINED)
-@pytest.mark.parametrize("family", EMBEDDINGS)
+@pytest.mark.parametrize(
+    ("family", "what"),
+    [
+        pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.soak)
+        for case in itertools.product(EMBEDDINGS, TRAINED)
+    ],
+)
 def test_a_training_of_text_continues_over_two_switches(family, what, server, tmp_path):
     """The losses are those of plain PyTorch, and the real library loads each phase's weights."""
     inputs = text_inputs(family, tmp_path / "inputs")

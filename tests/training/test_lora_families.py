@@ -40,7 +40,15 @@ def weights(request, image_training) -> Weights:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", ["sdxl", "sd3", "qwen_image"], indirect=True)
+@pytest.mark.parametrize(
+    "weights",
+    [
+        pytest.param("sdxl", marks=pytest.mark.soak),
+        "sd3",
+        pytest.param("qwen_image", marks=pytest.mark.soak),
+    ],
+    indirect=True,
+)
 def test_the_adapter_of_a_zero3_run_is_that_of_a_plain_one(weights, tmp_path):
     """Equal names, shapes and types in every format, never empty, and values within 1e-4."""
     folders = {preset: weights(preset) for preset in ("torch", "zero3_offload")}
@@ -62,7 +70,7 @@ def test_the_adapter_of_a_zero3_run_is_that_of_a_plain_one(weights, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["use_dora", "use_rslora"])
+@pytest.mark.parametrize("option", ["use_dora", pytest.param("use_rslora", marks=pytest.mark.soak)])
 def test_an_option_means_the_same_under_every_engine(training: Training, option: str) -> None:
     """DoRA reads the base's weights in each pass, which ZeRO-3 has taken apart."""
     plain = {**LORA, "target_modules": None}

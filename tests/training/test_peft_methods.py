@@ -18,6 +18,8 @@ from zerotrain.models.families import load_family
 CHAIN = ("torch", "zero2_offload", "zero3_offload")
 STEPS = 2
 """Of each phase of the chain."""
+SAMPLE = ("LOHA", "LOKR", "OFT", "IA3")
+"""Methods that CI trains; `make test-soak` has the others."""
 
 
 def chain(
@@ -48,7 +50,10 @@ def test_every_method_is_tried() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LAYER_METHODS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=() if one in SAMPLE else pytest.mark.soak) for one in LAYER_METHODS],
+)
 def test_a_method_of_layers_switches_and_is_what_peft_loads(training, name):
     """peft's own reading answers as the trained model does, and merged."""
     weights, model = chain(training, "sdxl", {"peft_type": name, **LAYER_METHODS[name]})

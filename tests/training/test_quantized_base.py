@@ -17,6 +17,8 @@ LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": None}
 NF4: dict[str, Any] = {"lora": LORA, "base_model_precision": "nf4"}
 IMAGES = ("sdxl", "sd3", "flux", "qwen_image")
 TEXT = ("causal_lm", "seq2seq_lm")
+SAMPLE = ("sdxl", "causal_lm")
+"""A family of each modality for CI; `make test-soak` has the others."""
 
 
 @pytest.mark.slow
@@ -42,7 +44,7 @@ def test_two_processes_train_as_one(training: Training, preset: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("precision", ["no", pytest.param("bf16", marks=pytest.mark.soak)])
 def test_a_switch_and_a_resume_lose_nothing(training: Training, precision: str) -> None:
     """A resume gives the same bits; ZeRO-2 continues from the state of plain PyTorch."""
     changes = {**NF4, "mixed_precision": precision, "save_every": 4}
@@ -54,9 +56,12 @@ def test_a_switch_and_a_resume_lose_nothing(training: Training, precision: str) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [
-    {"gradient_checkpointing": True}, {"lora": {**LORA, "use_dora": True}},
-    {"base_model_exclude_modules": ["to_k", "ff.net.2"]},
-], ids=["checkpointing", "dora", "exclude"])  # fmt: skip
+    pytest.param({"gradient_checkpointing": True}, id="checkpointing", marks=pytest.mark.soak),
+    pytest.param({"lora": {**LORA, "use_dora": True}}, id="dora"),
+    pytest.param(
+        {"base_model_exclude_modules": ["to_k", "ff.net.2"]}, id="exclude", marks=pytest.mark.soak
+    ),
+])  # fmt: skip
 def test_other_keys_go_with_it(training: Training, changes: dict[str, Any]) -> None:
     """Each under two engines alike; recomputing changes no bit, DoRA and an exclusion do."""
     plain = training.run("plain", "torch", 4, **NF4)
@@ -66,7 +71,9 @@ def test_other_keys_go_with_it(training: Training, changes: dict[str, Any]) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["int8-quanto", "int2-quanto"])
+@pytest.mark.parametrize(
+    "precision", ["int8-quanto", pytest.param("int2-quanto", marks=pytest.mark.soak)]
+)
 def test_integers_train_alike_and_resume(training: Training, precision: str) -> None:
     """With recomputed blocks: the same bits under two engines and resumed."""
     changes = {**NF4, "base_model_precision": precision, "gradient_checkpointing": True}
@@ -78,7 +85,13 @@ def test_integers_train_alike_and_resume(training: Training, precision: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [*IMAGES, *TEXT])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(one, marks=() if one in SAMPLE else pytest.mark.soak)
+        for one in (*IMAGES, *TEXT)
+    ],
+)
 def test_every_family_trains(family: str, image_inputs: Any, tmp_path: Path, server: Any) -> None:
     """Under bf16 of ZeRO-2 and of autocast alike, but for rounding; and the adapter is exported."""
     if family in IMAGES:

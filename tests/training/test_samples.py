@@ -115,8 +115,8 @@ def test_what_decodes_ends_with_its_training(tmp_path):
     [
         ("sdxl", "torch", 1),
         ("sd3", "zero3", 2),
-        ("qwen_image", "zero2_offload", 1),
-        ("flux", "torch", 1),
+        pytest.param("qwen_image", "zero2_offload", 1, marks=pytest.mark.soak),
+        pytest.param("flux", "torch", 1, marks=pytest.mark.soak),
         pytest.param("sdxl", "zero3_offload", 1, marks=pytest.mark.soak),
         pytest.param("sd3", "torch", 2, marks=pytest.mark.soak),
         pytest.param("qwen_image", "zero3", 1, marks=pytest.mark.soak),

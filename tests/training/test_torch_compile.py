@@ -30,8 +30,8 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     "preset",
     [
-        *(pytest.param(p, marks=pytest.mark.soak) for p in ("torch", "zero2")),
-        pytest.param("zero3", marks=slow),
+        pytest.param("torch", marks=slow),
+        *(pytest.param(p, marks=pytest.mark.soak) for p in ("zero2", "zero3")),
     ],
 )
 def test_compiled_names_and_numbers_are_the_models(training, preset):

@@ -182,7 +182,7 @@ def test_resume_after_a_signal_to_a_part(phase, whom, number):
     assert len(progress_folder.saved_steps(command.progress)) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_resume_after_two_signals(phase):
     """The second signal ends everything at once, whatever it was doing, and gives the lock back."""
     command = phase("hurried")

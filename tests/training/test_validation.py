@@ -66,7 +66,7 @@ def test_validation_finds_what_an_evaluation_finds_and_changes_no_bit(training, 
     ("preset", "processes"),
     [
         ("zero2_offload", 2),
-        ("zero3", 2),
+        pytest.param("zero3", 2, marks=pytest.mark.soak),
         pytest.param("torch", 2, marks=pytest.mark.soak),
         pytest.param("torch", 1, marks=pytest.mark.soak),
         pytest.param("zero1", 2, marks=pytest.mark.soak),

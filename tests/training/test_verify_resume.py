@@ -49,16 +49,13 @@ def test_a_phase_before_it_is_not_trained_unasked(monkeypatch, tmp_path):
     assert "snakemake --cores all" in caught.value.hint
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("preset", "changes"),
     [
         ("torch", {"gradient_accumulation_steps": 2, "use_ema": True}),
-        pytest.param(
-            *("zero2_offload", {"num_processes": 2, "mixed_precision": "bf16"}),
-            marks=pytest.mark.soak,
-        ),
-        pytest.param("zero3", {}, marks=pytest.mark.soak),
+        ("zero2_offload", {"num_processes": 2, "mixed_precision": "bf16"}),
+        ("zero3", {}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -11,7 +11,9 @@ LORA = {"rank": 3, "alpha": 4.0, "dropout": 0.0, "target_modules": ["to_q", "to_
 @pytest.mark.parametrize(
     ("preset", "changes"),
     [
-        ("zero3", {"num_processes": 2, "mixed_precision": "bf16"}),
+        pytest.param(
+            *("zero3", {"num_processes": 2, "mixed_precision": "bf16"}), marks=pytest.mark.soak
+        ),
         (
             "zero3_offload",
             {"lora": LORA, "frozen_parameters": ["to_q.lora_A"], "gradient_checkpointing": True},

@@ -268,8 +268,8 @@ def test_the_run_that_is_meant(run: WatchedRun) -> None:
     assert choose_runs() == ["digits"]
     later.lock("plain")
     assert choose_runs() == ["digits", "later"]
-    assert run_named("later", None) == ("later", None)
-    assert run_named("config/later.yaml", None) == ("later", Path("config/later.yaml"))
+    assert run_named("later") == ("later", None)
+    assert run_named("config/later.yaml") == ("later", Path("config/later.yaml"))
 
 
 def test_a_reader_needs_no_torch() -> None:

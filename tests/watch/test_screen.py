@@ -173,7 +173,7 @@ def test_a_pipe_to_the_end(run: WatchedRun, capsys: pytest.CaptureFixture[str]) 
     done = run_zerotrain("watch")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "digits: finished, offload step 500 of 700, loss 0.0020, 10.00 steps/s\n"
-    assert command.watch(None, None, None, once=False, as_json=True) == 0
+    assert command.watch(None, None, once=False, as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "finished"
 
 
@@ -222,7 +222,7 @@ def test_a_watch_waits_for_a_run_that_is_about_to_start(
         run.make(run.folder.report)
 
     monkeypatch.setattr(command.time, "sleep", start)
-    assert command.watch("digits", None, 0.1, once=False, as_json=False) == 0
+    assert command.watch("digits", 0.1, once=False, as_json=False) == 0
     lines = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()]
     assert (lines[0], lines[-1]) == ("digits: stopped", "digits: finished")
 
@@ -232,14 +232,14 @@ def test_how_a_watch_ends(
 ) -> None:
     """With code 1 if nothing runs the training on; of several that train there is a list."""
     monkeypatch.setattr(command, "SETTLE_SECONDS", 0.2)
-    assert command.watch("digits", None, 0.1, once=False, as_json=False) == 1
+    assert command.watch("digits", 0.1, once=False, as_json=False) == 1
     assert capsys.readouterr().out.startswith("digits: stopped, offload step 500 of 700, ")
     run.lock("offload")
     other = WatchedRun("other")
     other.lock("plain")
-    assert command.watch(None, None, None, once=False, as_json=False) == 0
+    assert command.watch(None, None, once=False, as_json=False) == 0
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
         "digits", "other", "one of them",
     ]  # fmt: skip
     with pytest.raises(PipelineError, match="no file in config has the run nowhere"):
-        command.watch("nowhere", None, None, once=True, as_json=False)
+        command.watch("nowhere", None, once=True, as_json=False)

@@ -44,7 +44,7 @@ def test_cluster_resources_are_not_forecast_for_one_machine(project: Project):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gres", ["gpu", "none"])
+@pytest.mark.parametrize("gres", ["gpu", pytest.param("none", marks=pytest.mark.soak)])
 def test_cluster_resources_are_the_planners(project: Project, gres: str, monkeypatch):
     """The memory of every job is what the planner says: of one machine's host, or of all that a
     phase takes where the profile gives it no GPU. Forecasts are made once for each size."""

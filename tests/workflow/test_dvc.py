@@ -154,7 +154,7 @@ def test_stages_of_other_families(recipe, cache, family, others, project, tmp_pa
     of the run's file."""
     config = f"config/{recipe}.yaml"
     output = tmp_path / "dvc.yaml"
-    stages = generate(project, output, "--config", config)
+    stages = generate(project, output, config)
     given = yaml.safe_load((project.folder / config).read_text())
     for phase in given["phases"]:
         for kept in ("train_phase", "export_weights"):  # `code_changes: keep`

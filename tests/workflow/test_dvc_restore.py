@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -134,6 +135,36 @@ def test_dvc_restore_brings_everything_back(stored):
     assert "brought back: 0 of" in zerotrain(project, "restore")
 
 
+@pytest.mark.slow
+def test_dvc_restore_brings_a_removed_run_back_until_gc(stored):
+    """`zerotrain remove` says what DVC's cache holds of a run; without dvc.yaml `dvc gc` frees it.
+    Snakemake's --delete-all-output removes manifests and metrics alone."""
+    before = hashes(stored)
+    other = stored.copy_to(stored.folder.with_name("other"))
+    other.must("snakemake", "--cores", "1", "--delete-all-output", "train")
+    removed = {Path(name).name for name in {*before} - {*hashes(other)}}
+    assert removed == {"manifest.json", "metrics.json"}
+    said = zerotrain(stored, "remove", "tiny", "--data", "--yes")
+    found = re.search(r"(\S+ [kMG]B) in DVC's cache, copies of (\d+) of its outputs", said)
+    assert found, said
+    assert int(found[2]) == len([name for name in stored_outputs(stored) if "results/" in name])
+    assert not [*(stored.folder / "results").rglob("manifest.json")]
+    zerotrain(stored, "restore")
+    assert hashes(stored) == before
+    zerotrain(stored, "remove", "tiny", "--data", "--yes")
+    assert stored.planned("train") == EVERYTHING
+    (stored.folder / "dvc.yaml").unlink()
+    stored.must("dvc", "gc", "-w", "-f")
+    objects = [*(stored.folder / ".dvc/cache/files").rglob("*")]
+    assert not [path for path in objects if path.is_file()]
+
+
+def stored_outputs(project: Project) -> list[str]:
+    """The outputs that dvc.lock lists with a hash."""
+    stages = yaml.safe_load((project.folder / "dvc.lock").read_text())["stages"]
+    return [out["path"] for one in stages.values() for out in one.get("outs", []) if "md5" in out]
+
+
 EDITS: dict[str, tuple[Callable, Jobs]] = {
     "how images are sampled": (config("guidance_scale: 3.0", "guidance_scale: 2.0"), EVALUATIONS),
     "the end of the last phase": (config("until: 700", "until: 800"), ONE_PHASE),
@@ -154,14 +185,8 @@ EDITS: dict[str, tuple[Callable, Jobs]] = {
 }
 
 
-SAMPLE = ("a source file",)
-"""Edits that CI has; test_graph.py has every kind after a build, where no restore was."""
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [pytest.param(edit, marks=() if edit in SAMPLE else pytest.mark.soak) for edit in EDITS],
-)
+@pytest.mark.soak  # test_graph.py has every kind after a build, where no restore was
+@pytest.mark.parametrize("edit", EDITS)
 def test_dvc_restore_leaves_each_edit_its_dependents(edit, restored):
     """After a restore an edit reruns each job that depends on it and no other, in both tools."""
     act, expected = EDITS[edit]
@@ -212,7 +237,7 @@ def test_dvc_restore_repairs_the_cache(harm, stored):
 def test_dvc_restore_names_the_configuration(stored):
     """Where dvc.yaml is of another run, the command that is reported is that run's."""
     shutil.copy(stored.folder / CONFIG, stored.folder / "config/b.yaml")
-    zerotrain(stored, "dvc", "generate", "--config", "config/b.yaml")
+    zerotrain(stored, "dvc", "generate", "config/b.yaml")
     said = zerotrain(stored, "restore", code=1)
     assert "`snakemake --cores all train --configfile config/b.yaml` does it" in said
 

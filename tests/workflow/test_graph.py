@@ -197,7 +197,7 @@ SD3 = config("seed: 1", "seed: 1\nfamily: sd3")
 CAPTIONS = config("phases:", "cache: {max_sequence_length: 64}\nphases:")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_graph_length_of_captions_is_planned_with_again_by_auto_alone(project):
     """The planner reads it, for the phase that it plans; a launch that is named does not."""
     both(SD3, AUTO)(project)
@@ -263,7 +263,7 @@ def test_graph_dataset_edit_leaves_a_base_from_a_folder_alone(built_on_folder, e
     assert built_on_folder.planned("train") == without_zeros(EVERYTHING | {"build_base": 0})
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_graph_base_of_a_preset_stays_as_it_is_built_until_it_is_asked_for(built):
     """An edited dataset does not build it again, nor does an upgrade after that; asking for it
     does, removing it, and an edit of a value that it is built from."""
@@ -380,7 +380,13 @@ def test_graph_undone_edit_reruns_nothing(built):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["export_weights", "evaluate", "prepare_dataset"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        "export_weights",
+        *(pytest.param(one, marks=pytest.mark.soak) for one in ("evaluate", "prepare_dataset")),
+    ],
+)
 def test_graph_former_result_stays_until_the_new_one_is_complete(built, stage):
     """A job that fails leaves what it made before, to the byte, for whoever reads it; it is planned
     again, also by a run that another job of it ends, and then replaces it."""

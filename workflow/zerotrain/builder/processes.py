@@ -27,6 +27,7 @@ from zerotrain.artifact import write_whole
 from zerotrain.artifact.documents import read_record
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.links import check_run_links
+from zerotrain.config.command_options import MAIN_CONFIG
 from zerotrain.config.read import read_config
 from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
@@ -35,7 +36,7 @@ from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.output import LOG
 from zerotrain.machine.regular_file import open_new, open_to_read, touch
 from zerotrain.pipeline import snakemake_runs
-from zerotrain.pipeline.snakemake import DEFAULT_CONFIG, config_option
+from zerotrain.pipeline.snakemake import config_option
 from zerotrain.pipeline.switch.command import OWN_FOLDER
 from zerotrain.pipeline.switch.plan import check_preset
 from zerotrain.training.checkpointing.progress_folder import STOP
@@ -337,9 +338,7 @@ def _snakemakes_of(run: str) -> list[int]:
             with suppress(psutil.Error):
                 words = psutil.Process(one.process.pid).cmdline()
                 own = any(word.removeprefix("--configfile=") == file for word in words)
-                default = file == str(DEFAULT_CONFIG) and not any(
-                    "--configfile" in w for w in words
-                )
+                default = file == str(MAIN_CONFIG) and not any("--configfile" in w for w in words)
                 if own or default:
                     found.append(one.process.pid)
     return found

@@ -28,7 +28,9 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Look at what was trained": (
         *(inspection.watch, stages.report, inspection.compare, weights.sample, weights.generate),
     ),
-    "Switch and resume": (resume.switch, resume.retrain, resume.restore, groups.progress_app),
+    "Switch, resume and remove": (
+        *(resume.switch, resume.retrain, resume.restore, resume.remove, groups.progress_app),
+    ),
     "Export and publish": (weights.export, weights.publish),
     "Inspect and verify": (
         *(inspection.why, inspection.doctor, inspection.trace, groups.state_app, groups.verify_app),

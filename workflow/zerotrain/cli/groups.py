@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.config.command_options import ConfigFile, folder_of
+from zerotrain.config.command_options import MAIN_CONFIG, AnyRunFile, ConfigFile, RunFile, folder_of
 from zerotrain.errors import PipelineError
 
 progress_app = typer.Typer(
@@ -106,7 +106,7 @@ def diff(
 
 @verify_app.command()
 def resume(
-    config: ConfigFile,
+    config: RunFile,
     phase: Annotated[
         str | None, typer.Option(metavar="PHASE", help="Name of the phase; default: the first.")
     ] = None,
@@ -122,13 +122,9 @@ def resume(
     raise typer.Exit(0 if verdict.equal else 1)
 
 
-DvcConfig = Annotated[Path, typer.Option(metavar="FILE", help="The run's config.")]
-MAIN_CONFIG = Path("config/config.yaml")
-
-
 @dvc_app.command()
 def generate(
-    config: DvcConfig = MAIN_CONFIG,
+    config: AnyRunFile = MAIN_CONFIG,
     output: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = Path("dvc.yaml"),
 ) -> None:
     """Write dvc.yaml from the Snakemake graph."""
@@ -138,7 +134,7 @@ def generate(
 
 
 @dvc_app.command()
-def check(config: DvcConfig = MAIN_CONFIG) -> None:
+def check(config: ConfigFile = MAIN_CONFIG) -> None:
     """Fail where dvc.yaml is not what `generate` would write; a stage of its own calls it."""
     from zerotrain.pipeline.dvc.pipeline import check
 
@@ -147,7 +143,7 @@ def check(config: DvcConfig = MAIN_CONFIG) -> None:
 
 @dvc_app.command("settle")
 def reconcile(
-    config: DvcConfig = MAIN_CONFIG,
+    config: AnyRunFile = MAIN_CONFIG,
     killed: Annotated[
         bool, typer.Option("--killed", help="Enter in dvc.lock what a killed run had made.")
     ] = False,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.config.command_options import OfRun
+from zerotrain.config.command_options import RUN_HELP, config_of
 from zerotrain.config.suggestions import known_names
 from zerotrain.errors import PipelineError
 
@@ -19,10 +19,7 @@ cluster_app = typer.Typer(
 
 
 def doctor(
-    run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Name of a run, or its config.")
-    ] = None,
-    config: OfRun = None,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help=RUN_HELP)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     nvme: Annotated[
         bool, typer.Option("--nvme", help="Train a small model to check the RUN's NVMe offload.")
@@ -33,7 +30,7 @@ def doctor(
 
     if nvme and run is None:
         raise PipelineError("doctor --nvme: name a RUN", hint="`zerotrain doctor RUN --nvme`")
-    report = examine(run, config, nvme=nvme)
+    report = examine(run, nvme=nvme)
     print(report.json() if json else report.text(), end="")
     raise typer.Exit(1 if report.problems else 0)
 
@@ -42,11 +39,9 @@ def watch(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]",
-            help="Name of a run, or its config; default: the one at work, or the newest.",
+            metavar="[RUN]", help=f"{RUN_HELP} Default: the one at work, or the newest."
         ),
     ] = None,
-    config: OfRun = None,
     interval: Annotated[
         float | None,
         typer.Option(
@@ -62,7 +57,7 @@ def watch(
     """
     from zerotrain.pipeline.watch.command import watch
 
-    raise typer.Exit(watch(run, config, interval, once=once, as_json=json))
+    raise typer.Exit(watch(run, interval, once=once, as_json=json))
 
 
 def compare(
@@ -84,19 +79,19 @@ def compare(
 
 
 def why(
-    target: Annotated[
-        str | None,
-        typer.Argument(metavar="[TARGET]", help="A rule, a file of the results, or a phase."),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The run's config, or a sweep's.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN] [TARGET]",
+            help=f"{RUN_HELP} A rule, a file of the results, or a phase: PHASE or RUN/PHASE.",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what would run, why, and what it costs in time and disk; change nothing."""
-    from zerotrain.pipeline.why.report import why
+    from zerotrain.pipeline.why.report import split_words, why
 
-    print(why(target, config, as_json=json), end="")
+    print(why(*split_words(words or []), as_json=json), end="")
 
 
 def trace(
@@ -140,7 +135,11 @@ def trace(
 def check(
     config: Annotated[
         Path | None,
-        typer.Argument(metavar="[CONFIG]", help="A run: whether the cluster can hold its phases."),
+        typer.Argument(
+            metavar="[RUN]",
+            parser=config_of,
+            help=f"{RUN_HELP} Whether the cluster can hold its phases.",
+        ),
     ] = None,
     output: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""Commands that change how a run continues: switch, retrain, restore."""
+"""Commands that change how a run continues, or end it: switch, retrain, restore, remove."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.config.command_options import OfRun
+from zerotrain.config.command_options import RunName
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.options import SwitchOptions
 
@@ -22,17 +22,16 @@ def switch(options: SwitchOptions) -> None:
 
 
 def retrain(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or its config.")],
+    run: RunName,
     phase: Annotated[
         str | None,
         typer.Option(help="The phase; default: those that an earlier version trained."),
     ] = None,
-    config: OfRun = None,
 ) -> None:
     """Move aside what phases have trained, and print the command that trains them again."""
     from zerotrain.pipeline.retrain import retrain
 
-    print("\n".join(retrain(run, phase, config)))
+    print("\n".join(retrain(run, phase)))
 
 
 def restore(
@@ -91,3 +90,20 @@ def restore(
     # A process of its own: what is imported here is another commit's code.
     command = [sys.executable, "-m", "zerotrain", "restore", *(["--force"] if force else [])]
     raise typer.Exit(subprocess.run(command, stdin=subprocess.DEVNULL).returncode)
+
+
+def remove(
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="Name of the run, its config, or results/RUN."),
+    ],
+    data: Annotated[
+        bool,
+        typer.Option("--data", help="Also its dataset and caches, unless another run uses them."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it without a question.")] = False,
+) -> None:
+    """Remove the results of a run, and say what others use or DVC still holds."""
+    from zerotrain.pipeline.remove.command import remove
+
+    print("\n".join(remove(run, data=data, yes=yes)))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from zerotrain.config.command_options import ConfigFile, folder_of, folder_option
+from zerotrain.config.command_options import RUN_HELP, ConfigFile, folder_of, folder_option
 from zerotrain.errors import PipelineError
 
 PhaseName = Annotated[str, typer.Option("--phase", help="Name of the phase.")]
@@ -184,12 +184,12 @@ def report(
         list[str],
         typer.Argument(
             metavar="RUN|PHASE_FOLDER...",
-            help="A run's name or configuration; the rule names the folders of its phases.",
+            help=f"{RUN_HELP} The rule names the folders of its phases.",
         ),
     ],
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The run's config, where several fit."),
+        typer.Option(metavar="FILE", help="Of the rule: the run's config."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -206,11 +206,11 @@ def report(
     folders = [Path(place) for place in places]
     if config is not None and output is not None and all(folder.is_dir() for folder in folders):
         report(_settings("report", config), folders, output, config, planned_phases(config))
-    elif len(places) == 1:
-        report_run(places[0], config, output)
+    elif config is None and len(places) == 1:
+        report_run(places[0], output)
     else:
         raise PipelineError(
-            f"report: {len(places)} names, but a page is about one run",
+            f"report {' '.join(places)}: a page is about one run, named by its name or its file",
             hint="zerotrain report RUN; the rule's form takes --config, --output and the folders "
             "of all phases of a run",
         )

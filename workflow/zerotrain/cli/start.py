@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from zerotrain.config.command_options import MAIN_CONFIG, RUN_HELP, AnyRunFile, RunFile, config_of
 from zerotrain.launch.planner.options import PlanOptions
 from zerotrain.pipeline.options import NewOptions
 
@@ -29,20 +30,20 @@ def new(options: NewOptions) -> None:
     print(f"wrote {path}; look at it, then: make train CONFIG={path}")
 
 
-def check(
-    config: Annotated[Path, typer.Argument(metavar="FILE", help="The run's config, or a sweep's.")],
-) -> None:
-    """Check a configuration and the folders that it names; print what was checked."""
+def check(config: RunFile) -> None:
+    """Check a configuration and the data that it names; print what was checked."""
     from zerotrain.pipeline.checks import read_checked_runs
     from zerotrain.pipeline.checks.base import describe_dependency
+    from zerotrain.pipeline.checks.data import describe_data
 
-    runs = [*read_checked_runs(config).values()]
-    for line in dict.fromkeys(filter(None, map(describe_dependency, runs))):
+    runs = [*read_checked_runs(config, captions=True).values()]
+    lines = [*describe_data(runs), *map(describe_dependency, runs)]
+    for line in dict.fromkeys(filter(None, lines)):
         print(line)
     checked = f"run {runs[0].run} is" if len(runs) == 1 else f"{len(runs)} runs are"
     print(
         f"{config}: {checked} valid: keys and values, and the base, the data and the launches "
-        "that they name; prepare_dataset reads the samples"
+        "that they name"
     )
 
 
@@ -68,7 +69,7 @@ def builder(
 
 
 def sweep(
-    config: Annotated[Path, typer.Argument(metavar="FILE", help="The config that runs vary.")],
+    config: RunFile,
     settings: Annotated[
         list[str],
         typer.Option("--set", metavar="KEY=VALUE,VALUE", help="Values of a key; repeatable."),
@@ -86,7 +87,9 @@ def sweep(
 
 
 def fetch(
-    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="Configs of runs.")],
+    configs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", parser=config_of, help=RUN_HELP)
+    ],
     to: Annotated[
         Path, typer.Option(metavar="FOLDER", help="A folder that every node sees.")
     ] = Path("fetched"),
@@ -139,9 +142,7 @@ def add(
 
 @data_app.command()
 def show(
-    config: Annotated[
-        Path, typer.Option("--config", metavar="FILE", help="The run's config.")
-    ] = Path("config/config.yaml"),
+    config: AnyRunFile = MAIN_CONFIG,
     output: Annotated[
         Path | None,
         typer.Option(

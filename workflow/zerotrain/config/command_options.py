@@ -23,10 +23,26 @@ def folder_option(help: str) -> typer.models.OptionInfo:
     return option
 
 
+def config_of(text: str | Path) -> Path:
+    """Return the configuration file of a run that is named by its name or by that file.
+
+    Raises:
+        PipelineError: no file has the run, or several have.
+    """
+    from zerotrain.config.runs import find_config
+
+    return find_config(str(text))
+
+
+MAIN_CONFIG = Path("config/config.yaml")
+"""The file that the Snakefile reads by default, and commands where no run is named."""
+RUN_HELP = "Name of a run, or its configuration."
 ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="The run's config.")]
-OfRun = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The run's config, where several fit.")
-]
+"""Of the commands that rules call."""
+RunFile = Annotated[Path, typer.Argument(metavar="RUN", parser=config_of, help=RUN_HELP)]
+"""Of the commands for people; those that open no configuration take the text itself."""
+AnyRunFile = Annotated[Path, typer.Argument(metavar="[RUN]", parser=config_of, help=RUN_HELP)]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:

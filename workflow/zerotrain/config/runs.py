@@ -36,7 +36,7 @@ def read_runs(path: Path) -> dict[str, RunConfig]:
     if not (isinstance(raw, dict) and KEY in raw):
         return {str(path): parse_config(raw, str(path), path)}
     runs = {}
-    for file in _files(raw, path):
+    for file in listed_files(raw, path):
         own = load_config(file)
         if isinstance(own, dict) and KEY in own:
             raise PipelineError(
@@ -64,8 +64,16 @@ def shared_values(run: RunConfig) -> dict[str, Any]:
     return found
 
 
-def _files(raw: Mapping[str, Any], path: Path) -> list[Path]:
-    """Return the files that are listed, each once, in the order of the list."""
+def listed_files(raw: Mapping[str, Any], path: Path) -> list[Path]:
+    """Return the files that are listed under `runs`, each once, in the order of the list.
+
+    Args:
+        raw: What the file has.
+        path: The file.
+
+    Raises:
+        PipelineError: the file has other keys, or a pattern that no file has.
+    """
     if others := [key for key in raw if key != KEY]:
         raise PipelineError(
             f"{path}: {', '.join(map(str, others))}: not next to `runs`, of which each has its own",
@@ -121,22 +129,23 @@ def _refuse_other_data(runs: Mapping[str, RunConfig]) -> None:
                 )
 
 
-def find_config(run: str, config: Path | None = None) -> Path:
-    """Find the configuration file of a run, which is named by its name or its file.
+def is_file_name(text: str) -> bool:
+    """Return whether a word that names a run names its file, there or not."""
+    path = Path(text)
+    return path.suffix in (".yaml", ".yml") or len(path.parts) > 1 or path.is_file()
+
+
+def find_config(run: str) -> Path:
+    """Find the configuration file of a run, which is named by its name or by that file.
 
     Raises:
         PipelineError: no file has the run, or several have.
     """
-    if config is None and Path(run).suffix in (".yaml", ".yml"):
-        return Path(os.path.relpath(run))
-    if config is not None:
-        found = read_config(config).run
-        if run not in (found, str(config)):
-            raise PipelineError(
-                f"{config}: its run is {found}, not {run}",
-                hint=f"give the name {found}, or the file of {run}",
-            )
-        return Path(os.path.relpath(config))
+    if is_file_name(run):
+        if not (file := Path(run)).is_file():
+            load_config(file)  # it has the sentence for what is in its place
+        inside = os.path.relpath(file)
+        return file if inside.startswith(os.pardir) else Path(inside)
     runs = runs_here()
     files = [file for file, found in runs.items() if found == run]
     if len(files) == 1:
@@ -144,7 +153,7 @@ def find_config(run: str, config: Path | None = None) -> Path:
     if files:
         raise PipelineError(
             f"several files have the run {run}: {', '.join(map(str, files))}",
-            hint=f"choose one: add --config {files[0]}",
+            hint="name one of these files instead",
         )
     here = ", ".join(f"{found} ({file})" for file, found in runs.items() if found) or "none"
     raise PipelineError(
@@ -152,7 +161,7 @@ def find_config(run: str, config: Path | None = None) -> Path:
         hint=after_question(
             run,
             filter(None, runs.values()),
-            f"runs here: {here}; name a file of another folder with --config",
+            f"runs here: {here}; a file of another folder is named as FILE.yaml",
         ),
     )
 

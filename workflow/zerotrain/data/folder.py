@@ -63,7 +63,7 @@ class FolderSource(Source):
         return self._found(self._captioned)
 
     def listed(self) -> list[Found]:
-        """List the same as `found`, without reading caption files next to images."""
+        """List the same without reading caption files next to images."""
         return self._found(lambda image, file: Found(image))
 
     def conditioning_source(self, position: int) -> Source:
@@ -261,21 +261,6 @@ def folder_files(data: ImageSourceConfig) -> list[str]:
         images = [*own.masks.values(), *own.conditioning.values(), *own.images]
         paths |= {os.path.join(place, name) for name in images}
     return sorted({*paths, *map(str, tables)})
-
-
-def incomplete(data: ImageSourceConfig) -> tuple[list[Found], list[Found]]:
-    """List the images without a caption or conditioning images, with the reason, and the others.
-
-    No image and no caption file is opened.
-
-    Raises:
-        PipelineError: as FolderSource.found.
-    """
-    images = {*list_images(data).images}
-    listed = [entry for entry in FolderSource(data).listed() if entry.file in images]
-    whole = {entry.file: entry for entry in listed if entry.reason is None}
-    lacking = {entry.file: entry for entry in listed if entry.file not in whole}
-    return [*lacking.values()], [*whole.values()]
 
 
 def find_tables(data: ImageSourceConfig, listing: Listing) -> dict[Path, str]:

@@ -70,6 +70,14 @@ class Source(ABC):
             PipelineError: the source is unusable as a whole.
         """
 
+    def listed(self) -> list[Found]:
+        """List the same as `found`; captions may be left unread, and be empty then.
+
+        Raises:
+            PipelineError: as `found`.
+        """
+        return self.found()
+
     @abstractmethod
     def read(self, file: str) -> bytes:
         """Read the bytes that identify an image.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -38,11 +38,18 @@ class SourceList(Source):
 
     def found(self) -> list[Found]:
         """List the entries of all sources, sorted by file."""
+        return self._entries(lambda part: part.found())
+
+    def listed(self) -> list[Found]:
+        """List the same without reading caption files next to images."""
+        return self._entries(lambda part: part.listed())
+
+    def _entries(self, list_part: Callable[[Source], list[Found]]) -> list[Found]:
         entries = []
         self.notes, self.left_out = [], LeftOut()
         for name, part in self.parts.items():
             with naming(name):
-                entries += [replace(one, file=f"{name}/{one.file}") for one in part.found()]
+                entries += [replace(one, file=f"{name}/{one.file}") for one in list_part(part)]
             self.notes += [f"source {name}: {note}" for note in part.notes]
             self.left_out.update(part.left_out)
         return sorted(entries, key=lambda entry: (entry.file, entry.reason or ""))

@@ -164,7 +164,7 @@ def _weights_target(options: ExportOptions, output: Path) -> WeightsTarget:
     else:
         raise PipelineError(
             "weights need the base model that the training started from, to complete them",
-            hint="add --config FILE of the run, or --family sdxl --base FOLDER; a state "
+            hint="add --config RUN, or --family sdxl --base FOLDER; a state "
             "(--state alone) and --to universal need no base",
         )
     trained = trained_values(options.checkpoint) or {}
@@ -215,5 +215,5 @@ def _check_not_adapter(names: list[str], checkpoint: Path) -> None:
     if all(".lora_" in name for name in names):
         raise PipelineError(
             f"{checkpoint}: holds an adapter's parameters alone, such as {names[0]}",
-            hint="add --config FILE of the run, whose `lora` says rank and alpha",
+            hint="add --config RUN, whose `lora` says rank and alpha",
         )

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.config.command_options import folder_of, folder_option
+from zerotrain.config.command_options import RUN_HELP, config_of, folder_of, folder_option
 from zerotrain.errors import PipelineError
 
 WeightsOrRun = Annotated[
@@ -39,7 +39,10 @@ class ExportOptions:
     output: Annotated[Path | None, folder_option("Folder to publish the model at.")] = None
     state: Annotated[Path | None, folder_option("Folder to publish a state at.")] = None
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The run's config: family, base and dtype.")
+        Path | None,
+        typer.Option(
+            metavar="RUN", parser=config_of, help=f"{RUN_HELP} It has family, base and dtype."
+        ),
     ] = None
     family: Annotated[
         str | None, typer.Option(help="Family of the base, where there is no config.")

@@ -33,37 +33,37 @@ from zerotrain.cache.orphans import orphan_shards
 from zerotrain.cache.record import ENCODING, RECORD, read_record
 from zerotrain.cache.token_layout import TOKENS, read_token_index
 from zerotrain.cache.writer import ORPHANS, PARTIAL
+from zerotrain.config.command_options import folder_of
 from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.runs import read_runs
+from zerotrain.config.runs import find_config, is_file_name, read_runs
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk import size
 
 
-def find_caches(folder: Path | None, config: Path | None) -> list[Path]:
-    """List the cache folders to look at: one, those of a configuration, or all of the project.
+def find_caches(name: str | None) -> list[Path]:
+    """List the cache folders to look at.
+
+    Args:
+        name: A cache, or a run by its name or its configuration; None: all of the project.
 
     Raises:
-        PipelineError: both are named, the folder is no cache, or nothing is found.
+        PipelineError: the folder is no cache, no file has the run, or nothing is found.
     """
-    if folder is not None and config is not None:
-        raise PipelineError(
-            f"{folder} and --config {config}: one of them names the caches", hint="leave out one"
-        )
-    if folder is not None:
-        if not is_cache(folder):
-            raise PipelineError(
-                f"{folder}: no cache", hint="name a folder such as results/data/NAME/cache/SIZE"
-            )
+    if name is None:
+        found = sorted(filter(is_cache, (RESULTS / DATA).glob("*/cache/*")))
+        where = str(RESULTS / DATA / "*" / "cache")
+    elif is_cache(folder := folder_of(name)):
         return [folder]
-    if config is not None:
-        runs = read_runs(config).values()
+    elif is_file_name(name) and folder.is_dir():
+        raise PipelineError(
+            f"{name}: no cache", hint="name a folder such as results/data/NAME/cache/SIZE, or a run"
+        )
+    else:
+        runs = read_runs(find_config(name)).values()
         wanted = dict.fromkeys(place for run in runs for place in places_of(run))
         found = [place for place in wanted if is_cache(place)]
         where = ", ".join(map(str, wanted))
-    else:
-        found = sorted(filter(is_cache, (RESULTS / DATA).glob("*/cache/*")))
-        where = str(RESULTS / DATA / "*" / "cache")
     if not found:
         raise PipelineError(
             f"no cache at {where}", hint="`snakemake --cores all cache` makes the caches of a run"

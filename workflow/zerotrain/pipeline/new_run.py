@@ -1,78 +1,35 @@
-"""`zerotrain new`: a commented configuration for a user's images or text."""
+"""`zerotrain new`: a configuration for a user's images or text, with a comment for each value."""
 
 from __future__ import annotations
 
 import re
-import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from zerotrain.artifact import create
 from zerotrain.artifact.documents import parse_yaml, read_header, read_object
-from zerotrain.config import data
 from zerotrain.config.data import BucketConfig, DataConfig
 from zerotrain.config.families import FAMILIES, PRESETS
 from zerotrain.config.models import CacheConfig, Phase
-from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.config.read import parse_config
-from zerotrain.config.run import OF_MODALITY, RunConfig
-from zerotrain.config.scalar import one_line, scalar
-from zerotrain.config.section import Role, keys_with
+from zerotrain.config.scalar import one_line
 from zerotrain.config.suggestions import after_question, known_names
-from zerotrain.config.trained_part import LoraConfig
 from zerotrain.config.training import TrainConfig
-from zerotrain.data.open import open_source
-from zerotrain.data.source import Found
-from zerotrain.data.text import hub_id, read_conversations_of
+from zerotrain.data.bad_samples import Counted, count_bad
+from zerotrain.data.text import hub_id
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import read_shipped
 from zerotrain.models.families import load_family
 from zerotrain.models.hub import HUB_ID
 from zerotrain.models.single_file_base import FAMILY as SINGLE_FILE_FAMILY
 from zerotrain.models.single_file_base import check_parts, find_single_file
+from zerotrain.pipeline.new_text import Samples, config_text
 from zerotrain.pipeline.options import NewOptions
 
 OF_IMAGES = [name for name, kind in FAMILIES.items() if kind.modality == "image"]
-OF_TEXT = (*data.TEXT_KEYS, *keys_with(TrainConfig, Role.TEXT), *OF_MODALITY["text"]["evaluate"])
-OF_OTHERS = {
-    "image": {
-        "data": data.TEXT_KEYS,
-        "train": keys_with(TrainConfig, Role.TEXT),
-        "evaluate": OF_MODALITY["text"]["evaluate"],
-    },
-    "text": {
-        "data": data.IMAGE_KEYS,
-        "train": keys_with(TrainConfig, Role.IMAGES),
-        "cache": (*OF_MODALITY["image"]["cache"], "max_sequence_length"),
-        "evaluate": (*OF_MODALITY["image"]["evaluate"], "judge", "scheduler"),
-        "": ("vae", "prediction_type", "rescale_betas_zero_snr"),
-    },
-}
-"""Keys of each section that a modality does not use; "" is the run."""
-SAMPLES_TO_SEE = 4000
-"""Target length of the first phase: usual for fine-tuning on a small set of images."""
-
-
-@dataclass(frozen=True)
-class Samples:
-    """The data that was found.
-
-    Attributes:
-        what: "captioned images", or "examples".
-        place: Where they are.
-        usable: Their number; None if it is known only once the hub is queried.
-        notes: Comment lines about unusable samples.
-    """
-
-    what: str
-    place: str
-    usable: int | None
-    notes: Sequence[str] = ()
 
 
 def new(options: NewOptions, folder: Path = Path("config")) -> Path:
@@ -88,32 +45,7 @@ def new(options: NewOptions, folder: Path = Path("config")) -> Path:
     family = _family(options)
     samples, source = _text(options) if options.text else _images(options)
     chosen = _chosen(options, family, samples, source)
-    batch = chosen["train"]["global_batch_size"]
-    trains = (
-        f"Trains {options.base} on {samples.usable or 'the'} {samples.what} of {samples.place}."
-    )
-    lines = [
-        "# yaml-language-server: $schema=schema.json",
-        f"# {one_line(trains)} To run it:",
-        f"#     make train CONFIG={one_line(str(path))}",
-        "# A line that starts with #key: shows a default; take the # away to change it.",
-        "# All keys with their values: docs/configuration.md",
-        *samples.notes,
-        "",
-        *_fields(RunConfig, family, {"run": name, "family": family, "base": options.base}, ""),
-    ]
-    for section, field in RunConfig.model_fields.items():
-        model = field.annotation
-        if section == "phases":
-            lines += ["", *_phases(options, samples, batch)]
-            continue
-        if section == "lora" and section in chosen:
-            model = LoraConfig
-        if isinstance(model, type) and issubclass(model, BaseModel):
-            about = (model.__doc__ or "").partition("\n\n")[0]
-            body = _fields(model, family, chosen.get(section, {}), section)
-            lines += ["", f"# {about}", f"{section}:", *(f"  {line}" for line in body)]
-    text = "\n".join(line for line in lines if line != "#lora: null" or "lora" not in chosen) + "\n"
+    text = config_text(options, family, samples, chosen, path)
     parse_config(parse_yaml(text, path), str(path))
     try:
         folder.mkdir(exist_ok=True)
@@ -264,43 +196,47 @@ def _images(options: NewOptions) -> tuple[Samples, dict[str, Any]]:
             "caption_strategy": "instanceprompt",
             "instance_prompt": options.instance_prompt,
         }
-    found = open_source(DataConfig(**source)).found()
-    if all(sample.reason for sample in found):
+    found = _counted(source)
+    if not found.usable:
         raise PipelineError(
-            f"--images {options.images}: none of its {len(found)} images has a caption "
-            f"({found[0].file}: {found[0].reason})",
+            f"--images {options.images}: none of its {found.total} images has a caption "
+            f"({found.describe_first()})",
             hint="put NAME.txt next to each NAME.png, or a metadata.csv with the columns "
             "file_name,text into the folder; or give all one caption with --instance-prompt",
         )
-    usable = sum(sample.reason is None for sample in found)
-    return Samples("captioned images", str(options.images), usable, _unusable(found)), source
+    unopened = f"# No image was opened; `zerotrain data show {options.name}` opens them."
+    notes = [*_unusable(found), unopened]
+    return Samples("captioned images", str(options.images), len(found.usable), notes), source
 
 
 def _text(options: NewOptions) -> tuple[Samples, dict[str, Any]]:
     """Count the examples of a file; return the section `data`. On the hub they are not counted."""
     source = {"source": "text", "path": options.text}
-    config = DataConfig(**source)
-    if hub_id(config) is not None:
+    if hub_id(DataConfig(**source)) is not None:
         return Samples("examples", str(options.text), None), source
-    rows = read_conversations_of(config)
-    found = [row for row in rows if isinstance(row, Found)]
-    if len(found) == len(rows):
+    found = _counted(source)
+    if not found.usable:
         raise PipelineError(
-            f"--text {options.text}: none of its {len(rows)} rows is an example "
-            f"({found[0].file}: {found[0].reason})",
+            f"--text {options.text}: none of its {found.total} rows is an example "
+            f"({found.describe_first()})",
             hint="docs/text.md shows the forms that are read",
         )
-    notes = _unusable([*found, *(Found("") for _ in range(len(rows) - len(found)))])
-    return Samples("examples", str(options.text), len(rows) - len(found), notes), source
+    return Samples("examples", str(options.text), len(found.usable), _unusable(found)), source
 
 
-def _unusable(samples: list[Found]) -> list[str]:
-    bad = [sample for sample in samples if sample.reason]
-    if not bad:
+def _counted(source: dict[str, Any]) -> Counted:
+    found = count_bad(DataConfig(**source))
+    assert found is not None  # it is on this disk
+    return found
+
+
+def _unusable(found: Counted) -> list[str]:
+    if not found.bad:
         return []
+    first = found.bad[0]
     return [
-        f"# {len(bad)} of {len(samples)} entries cannot be used, first {one_line(bad[0].file)}:",
-        f"# {one_line(bad[0].reason or '')}. Fix them, or let data.max_bad_samples pass over that "
+        f"# {one_line(found.describe())}, first {one_line(first.file)}:",
+        f"# {one_line(first.reason or '')}. Fix them, or let data.max_bad_samples pass over that "
         "many.",
     ]
 
@@ -321,46 +257,3 @@ def _native_resolution(base: str) -> int:
 
 def _read_config(path: Path) -> dict[str, Any]:
     return read_object(path, follow_links=True, hint="download it again")
-
-
-def _fields(
-    model: type[BaseModel], family: str, chosen: dict[str, Any], section: str
-) -> Iterator[str]:
-    """Yield each key with its meaning: chosen values as they are, defaults behind a #."""
-    hidden = OF_OTHERS[FAMILIES[family].modality].get(section, ())
-    for key, field in model.model_fields.items():
-        others = key in ObjectiveConfig.model_fields and key not in FAMILIES[family].objective
-        others |= key in hidden
-        if field.description is None or key == "phases" or others:  # phases have a section
-            continue
-        yield from textwrap.wrap(field.description, 96, initial_indent="# ", subsequent_indent="# ")
-        value = chosen.get(key, field.default)
-        value = value.model_dump() if isinstance(value, BaseModel) else value
-        yield f"{'' if key in chosen else '#'}{key}: {scalar(value)}"
-
-
-def _phases(options: NewOptions, samples: Samples, batch: int) -> list[str]:
-    usable = samples.usable
-    epochs = max(1, min(100, round(SAMPLES_TO_SEE / usable))) if usable else 1
-    until = options.until or f"{epochs} epochs"
-    amount, unit = Phase(name="plain", until=until).until.split()
-    comment = []
-    if options.until is None and usable:
-        what = samples.what.removeprefix("captioned ")
-        steps = -(-usable * epochs // batch)
-        comment = [f"    # {epochs} times through {usable} {what} are {steps} steps."]
-    return [
-        "# Stretches of training, each with its own launch; the next continues where one ends. To",
-        "# train longer raise `until`, or append a phase: only the new steps are trained.",
-        "phases:",
-        "  - name: plain",
-        *comment,
-        f"    until: {until}",
-        "    # torch is plain PyTorch; zero2_offload keeps the optimizer in the host's memory.",
-        "    launch: torch",
-        "  # Then the same model under DeepSpeed; a phase may change any key of `train`:",
-        "  #- name: offload",
-        f"  #  until: {(2 * Decimal(amount)).normalize():f} {unit}",
-        "  #  launch: zero2_offload",
-        "  #  learning_rate: 5.0e-6",
-    ]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.config.command_options import OfRun
+from zerotrain.config.command_options import RunName
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,10 @@ class NewOptions:
         str | None, typer.Option(help="Of a base that does not say it; as flux, seq2seq_lm.")
     ] = None
 
+    all_keys: Annotated[
+        bool, typer.Option("--all-keys", help="Write every key, with its default and meaning.")
+    ] = False
+
     @property
     def rank(self) -> int | None:
         """Return the LoRA's rank; None to train the whole model."""
@@ -55,7 +59,7 @@ class NewOptions:
 class SwitchOptions:
     """Options of `zerotrain switch`."""
 
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or its config.")]
+    run: RunName
     to: Annotated[
         str | None,
         typer.Option(metavar="PRESET", help="Launch preset to continue under; default: the same."),
@@ -79,7 +83,6 @@ class SwitchOptions:
     name: Annotated[
         str | None, typer.Option(help="Name of the new phase; default: PHASE-PRESET.")
     ] = None
-    config: OfRun = None
     offload_path: Annotated[
         str | None,
         typer.Option(metavar="FOLDER", help="Folder on a fast disk, for presets that use one."),

@@ -72,13 +72,12 @@ def describe_trained_earlier(found: list[tuple[str, str]]) -> str | None:
     )
 
 
-def retrain(run: str, phase: str | None, config: Path | None = None) -> list[str]:
+def retrain(run: str, phase: str | None) -> list[str]:
     """Set aside the training results of phases, so that the next `snakemake` trains them again.
 
     Args:
         run: A run's name, or its configuration.
         phase: The phase; default: all phases that an earlier version of the code trained.
-        config: The run's configuration, if several match.
 
     Returns:
         Lines with the new place, how to restore it, and the command that trains again.
@@ -86,7 +85,7 @@ def retrain(run: str, phase: str | None, config: Path | None = None) -> list[str
     Raises:
         PipelineError: there is nothing to train again, or a training is running.
     """
-    file = find_config(run, config)
+    file = find_config(run)
     found = next(iter(read_runs(file).values()))
     names = [phase] if phase else [name for _, name in find_trained_earlier([found])]
     _check_phases(found, phase, names)

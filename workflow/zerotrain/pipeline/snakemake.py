@@ -9,12 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from zerotrain.artifact.layout import CONFIGS
+from zerotrain.config.command_options import MAIN_CONFIG
 from zerotrain.errors import PipelineError
 from zerotrain.machine.child_process import supervise
 
-DEFAULT_CONFIG = CONFIGS / "config.yaml"
-"""The file that the Snakefile reads by default."""
 NOTHING = "Nothing to be done"
 """Snakemake's message if no job would run."""
 
@@ -43,7 +41,7 @@ def train_command(config: Path) -> str:
 
 def config_option(config: Path) -> list[str]:
     """Return the option that names a configuration; nothing for the default one."""
-    return [] if config == DEFAULT_CONFIG else ["--configfile", str(config)]
+    return [] if config == MAIN_CONFIG else ["--configfile", str(config)]
 
 
 def plan(config: Path, targets: Sequence[str]) -> dict[str, int]:

@@ -20,7 +20,7 @@ from zerotrain.config.suggestions import after_question
 from zerotrain.errors import PipelineError
 from zerotrain.export.options import ExportOptions
 from zerotrain.machine.child_process import handling_signals, unwind
-from zerotrain.pipeline.watch.runs import runs_here
+from zerotrain.pipeline.watch.runs import run_named, runs_here
 from zerotrain.training.checkpointing.conditions import read_conditions
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 
@@ -55,7 +55,8 @@ def find_trained(name: Path) -> Trained | None:
     """Find the newest weights of a run, or of one of its phases.
 
     Args:
-        name: RUN, RUN/PHASE, or either below results/; or the path of another file or folder.
+        name: RUN, its configuration, RUN/PHASE, or either below results/; or the path of another
+            file or folder.
 
     Returns:
         The newest; published weights before a rolling checkpoint of the same step. None if `name`
@@ -64,6 +65,8 @@ def find_trained(name: Path) -> Trained | None:
     Raises:
         PipelineError: there is no such run or phase, or it has no weights yet.
     """
+    if name.suffix in (".yaml", ".yml"):
+        name = Path(run_named(str(name))[0])
     words = name.parts[1:] if name.parts[:1] == RESULTS.parts else name.parts
     folder = RESULTS.joinpath(*words)
     named = 1 <= len(words) <= 2 and not name.is_absolute()

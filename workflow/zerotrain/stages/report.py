@@ -81,19 +81,18 @@ def report(
     _print_places(settings, facts, folders, output / PAGE)
 
 
-def report_run(run: str, config: Path | None, output: Path | None) -> None:
+def report_run(run: str, output: Path | None) -> None:
     """Write a page about a run as far as it has come, and print its path.
 
     Args:
         run: Its name, or its configuration file.
-        config: The configuration, if several files define the run.
         output: HTML file to write, or a folder for index.html; default: report.html in the run's
             folder.
 
     Raises:
         PipelineError: no configuration defines the run, or none of its phases has started.
     """
-    file = find_config(run, config)
+    file = find_config(run)
     parsed = read_config(file)
     results = RunFolder(parsed.run)
     facts = read_run(parsed.run, [results.phase(phase.name).path for phase in parsed.phases])

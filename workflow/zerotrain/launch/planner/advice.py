@@ -80,7 +80,7 @@ def advise_after_out_of_memory(
         )
     else:
         way = (
-            f"`zerotrain switch {phase.run} --to {lighter.preset}{named}` continues from step "
+            f"`zerotrain switch {named} --to {lighter.preset}` continues from step "
             f"{saved_step} with {needs}"
         )
     return Advice(facts, f"{way}; or {_list_cheap_changes(phase)}")
@@ -96,13 +96,13 @@ def _format_measured(measured: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _config(phase: ResolvedPhase) -> tuple[Path, str]:
-    """Return the run's file, and the option for `zerotrain switch` if the run's name is not enough.
+    """Return the run's file, and the word that names the run: the file if its name is not enough.
 
     Raises:
         PipelineError: no file of config/ has the run and the phase.
     """
     try:
-        return find_config(phase.run), ""
+        return find_config(phase.run), phase.run
     except PipelineError:
         for file in sorted(CONFIGS.glob("*.yaml"), key=lambda one: -one.stat().st_mtime):
             try:
@@ -110,7 +110,7 @@ def _config(phase: ResolvedPhase) -> tuple[Path, str]:
             except PipelineError:
                 continue
             if config.run == phase.run and phase.phase in {one.name for one in config.phases}:
-                return file, f" --config {file}"
+                return file, str(file)
         raise
 
 

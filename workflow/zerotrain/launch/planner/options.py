@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from zerotrain.config.command_options import RUN_HELP, config_of
+
 
 @dataclass(frozen=True)
 class PlanOptions:
@@ -15,7 +17,9 @@ class PlanOptions:
 
     config: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="The run's config; default: what the options say."),
+        typer.Argument(
+            metavar="[RUN]", parser=config_of, help=f"{RUN_HELP} Default: what the options say."
+        ),
     ] = None
     phase: Annotated[str | None, typer.Option(help="Name of the phase; default: the first.")] = None
     device_memory: Annotated[

@@ -1,6 +1,7 @@
 """Checks of a run before any stage starts; they load neither a model nor torch.
 
-`zerotrain check` and the Snakefile call them, so both report the same. Each part returns the errors
+`zerotrain check` and the Snakefile call them, so both report the same, except that a plan reads no
+captions. Each part returns the errors
 that a stage would raise later; they are reported together, with the lines of the file.
 """
 
@@ -30,8 +31,13 @@ from zerotrain.pipeline.checks.paths import check_paths
 from zerotrain.pipeline.checks.phases import check_phases
 
 
-def read_checked_runs(path: Path) -> dict[str, RunConfig]:
+def read_checked_runs(path: Path, *, captions: bool = False) -> dict[str, RunConfig]:
     """Read the runs of a configuration file as config.runs.read_runs does, and check them.
+
+    Args:
+        path: The file.
+        captions: Whether to read rows of text, and caption files next to images, which takes a plan
+            too long each time.
 
     Raises:
         PipelineError: all problems of the first file that has any, in its values and in what it
@@ -42,21 +48,22 @@ def read_checked_runs(path: Path) -> dict[str, RunConfig]:
     except InvalidConfigError as error:
         others = [Problem(p.what, p.hint) for p in _problems_of_values(error.raw)]
         raise join_problems(error.source, [*error.problems, *others], error.text) from error
-    check_runs(runs)
+    check_runs(runs, captions=captions)
     return runs
 
 
-def check_runs(runs: Mapping[str, RunConfig]) -> None:
+def check_runs(runs: Mapping[str, RunConfig], *, captions: bool = False) -> None:
     """Check what runs refer to: base, data, checkpoint, presets, launches, adapters.
 
     Args:
         runs: Valid configurations, by the files that hold them.
+        captions: As of read_checked_runs.
 
     Raises:
         PipelineError: all problems of the first file that has any.
     """
     for file, run in runs.items():
-        if problems := find_problems(run):
+        if problems := find_problems(run, captions=captions):
             path = Path(file)
             text = read_text(path, follow_links=True) if path.is_file() else None
             raise join_problems(file, [Problem(p.what, p.hint) for p in problems], text)
@@ -79,12 +86,12 @@ def _problems_of_values(raw: Mapping[str, Any]) -> list[PipelineError]:
         return found
 
 
-def find_problems(run: RunConfig) -> list[PipelineError]:
+def find_problems(run: RunConfig, *, captions: bool = False) -> list[PipelineError]:
     """List what stages would refuse in a valid configuration, in the order of its file."""
     return check_paths(run.model_dump()) or [
         *check_base(run),
         *check_resume(run),
-        *check_data(run),
+        *check_data(run, captions=captions),
         *check_conditioning_images(run),
         *check_phases(run),
     ]

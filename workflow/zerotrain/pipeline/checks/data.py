@@ -1,25 +1,27 @@
 """Checks of the data: its folder, the captions and conditioning images, and their number.
 
-Only the table of captions and the base's model_index.json are read. cache_latents checks a base
-that is not downloaded yet.
+No image is opened, and a plan reads only the table of captions and the base's model_index.json;
+`zerotrain check` reads caption files and rows of text as well. cache_latents checks a base that is
+not downloaded yet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 
+from zerotrain.artifact import Artifact, read_manifest
 from zerotrain.artifact.layout import DataFolder
+from zerotrain.artifact.manifest import DATASET
 from zerotrain.config.data import DataConfig
-from zerotrain.config.image_source import SHARDS, ImageSourceConfig
 from zerotrain.config.problems import collect_errors
 from zerotrain.config.run import RunConfig
+from zerotrain.data.bad_samples import NO_CAPTION, Counted, count_bad
 from zerotrain.data.conditioning import check_equal_numbers
 from zerotrain.data.conditioning_file import prompt_files
 from zerotrain.data.files import DatasetFiles
-from zerotrain.data.folder import incomplete
-from zerotrain.data.source_list import naming, open_part
-from zerotrain.data.text import hub_id
+from zerotrain.data.source import Found
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.conditioning import (
     CONDITIONED_PRESETS,
@@ -32,18 +34,58 @@ from zerotrain.models.families.conditioning import (
 from zerotrain.pipeline.checks.base import find_base_folder
 
 
-def check_data(run: RunConfig) -> list[PipelineError]:
-    """List what is missing from a run's data and its prompts' conditioning images."""
-    return [*_check_files(run), *collect_errors(lambda: _check_prompts(run))]
+def check_data(run: RunConfig, *, captions: bool = False) -> list[PipelineError]:
+    """List what is missing from a run's data and its prompts' conditioning images.
+
+    Args:
+        run: The run.
+        captions: Whether to read rows of text, and caption files next to images.
+    """
+    problems = [] if _prepared(run) else check_source(run.data, captions=captions)
+    return [*problems, *collect_errors(lambda: _check_prompts(run))]
 
 
-def _check_files(run: RunConfig) -> list[PipelineError]:
-    """List what is missing from a run's data, except where it is as it was when it was prepared."""
-    if run.data.has_image_files:
-        with suppress(PipelineError):
-            if DatasetFiles(run.data, DataFolder(run.data_name).path).are_unchanged():
-                return []
-    return check_source(run.data)
+def describe_data(runs: Iterable[RunConfig]) -> list[str]:
+    """Say of each dataset how many samples are bad, as far as `zerotrain check` has looked.
+
+    Of a built-in source there is nothing to say.
+    """
+    datasets = {run.data_name: run for run in reversed([*runs])}
+    return [*filter(None, map(_describe, reversed(datasets.values())))]
+
+
+def _describe(run: RunConfig) -> str | None:
+    if prepared := _prepared(run):
+        from zerotrain.data.dataset_folder import read_bad
+
+        bad = len(read_bad(prepared))
+        total = bad + sum(prepared.content["count"][split] for split in ("train", "holdout"))
+        return (
+            f"data: {bad} of {total} samples are bad, as {prepared.folder} lists them; nothing "
+            "changed since"
+        )
+    show = f"`zerotrain data show {run.run}`"
+    found = _count(run.data.model_dump_json(exclude_unset=True), captions=True)
+    if found is None:
+        if run.data.path is None:
+            return None
+        return f"data: {run.data.path} on the hub is not opened; {show} counts bad samples"
+    described = f"data: {found.describe()}"
+    if found.bad:
+        described += f", and {run.data.max_bad_samples} may be: {found.describe_first()}"
+    opened = "" if run.is_text else f"; no image is opened, which {show} does"
+    return described + opened
+
+
+def _prepared(run: RunConfig) -> Artifact | None:
+    """Return the prepared dataset if its images and captions are as they were."""
+    if not run.data.has_image_files:
+        return None
+    folder = DataFolder(run.data_name).path
+    with suppress(PipelineError):
+        if DatasetFiles(run.data, folder).are_unchanged():
+            return read_manifest(folder, DATASET)
+    return None
 
 
 def _check_prompts(run: RunConfig) -> None:
@@ -54,9 +96,9 @@ def _check_prompts(run: RunConfig) -> None:
             prompt_files(images, "validation.conditioning_images")
 
 
-def check_source(data: DataConfig) -> list[PipelineError]:
-    """List what is missing from the data that a section names."""
-    return list(_problems(data.model_dump_json(exclude_unset=True)))
+def check_source(data: DataConfig, *, captions: bool = False) -> list[PipelineError]:
+    """List what is missing from the data that a section names; arguments as of check_data."""
+    return list(_problems(data.model_dump_json(exclude_unset=True), captions=captions))
 
 
 def count_conditioning(data: DataConfig) -> int | None:
@@ -64,8 +106,8 @@ def count_conditioning(data: DataConfig) -> int | None:
     if not data.conditioning_columns:
         return len(data.conditioning_folders)
     try:
-        _, whole = incomplete(data)
-        return check_equal_numbers((entry.file, entry.conditioning) for entry in whole) or None
+        found = _count(data.model_dump_json(exclude_unset=True), captions=False)
+        return _equal_numbers(found) if found else None
     except PipelineError:
         return None
 
@@ -73,52 +115,46 @@ def count_conditioning(data: DataConfig) -> int | None:
 def forget_data() -> None:
     """Look again at data that was checked."""
     _problems.cache_clear()
+    _count.cache_clear()
 
 
 @cache  # the runs of a sweep share a dataset
-def _problems(data: str) -> tuple[PipelineError, ...]:
-    return tuple(collect_errors(lambda: _check(DataConfig.model_validate_json(data))))
+def _problems(data: str, *, captions: bool) -> tuple[PipelineError, ...]:
+    return tuple(collect_errors(lambda: _check(data, captions=captions)))
 
 
-def _check(data: DataConfig) -> None:
+@cache
+def _count(data: str, *, captions: bool) -> Counted | None:
+    return count_bad(DataConfig.model_validate_json(data), captions=captions)
+
+
+def _check(text: str, *, captions: bool) -> None:
+    found = _count(text, captions=captions)
+    if found is None:
+        return
+    data = DataConfig.model_validate_json(text)
+    _equal_numbers(found)
+    key = "path" if data.is_text else "sources" if data.sources else "images"
+    found.check(f"data.{key}", data.max_bad_samples, _hint(data, found))
+
+
+def _equal_numbers(found: Counted) -> int | None:
+    entries = [one for one in found.usable if isinstance(one, Found)]
+    return check_equal_numbers((one.file, one.conditioning) for one in entries) or None
+
+
+def _hint(data: DataConfig, found: Counted) -> str:
+    skip = "raise data.max_bad_samples to skip them"
     if data.is_text:
-        hub_id(data)
-    if not data.has_image_files:
-        return
-    for part in data.sources or ():
-        with naming(part.name):
-            _check_images(part, data.max_bad_samples)
-    if data.sources is None:
-        _check_images(data, data.max_bad_samples)
-
-
-def _check_images(data: ImageSourceConfig, most_bad: int) -> None:
-    if data.source in SHARDS:
-        open_part(data).found()  # prepare_dataset counts bad samples
-        return
-    missing, whole = incomplete(data)
-    check_equal_numbers((entry.file, entry.conditioning) for entry in whole)
-    if not missing or (whole and len(missing) <= most_bad):
-        return
-    images = len(missing) + len(whole)
-    allowed = f"{most_bad} may be bad" if whole else "none is left"
-    first = missing[0]
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        return f"fix or remove these rows, or {skip}; docs/text.md shows the forms that are read"
     if data.is_conditioned:
-        raise PipelineError(
-            f"data.images: {len(missing)} of {images} images in {data.images} have no caption or "
-            f"no conditioning image, and {allowed} (data.max_bad_samples): {first.file} "
-            f"({first.reason}){more}",
-            hint="docs/conditioning.md shows how they are found; or raise data.max_bad_samples to "
-            "skip them",
+        return f"docs/conditioning.md shows how images are found; or {skip}"
+    if data.sources is None and found.bad and (found.bad[0].reason or "").startswith(NO_CAPTION):
+        return (
+            f"put NAME{data.caption_extension} next to each NAME.png, or a metadata.csv with the "
+            f"columns file_name,text into the folder; or {skip}"
         )
-    raise PipelineError(
-        f"data.images: {len(missing)} of {images} images in {data.images} have no caption, "
-        f"and {allowed} (data.max_bad_samples): {first.file}{more}",
-        hint=f"put NAME{data.caption_extension} next to each NAME.png, or a metadata.csv with "
-        "the columns file_name,text into the folder; or raise data.max_bad_samples to skip "
-        "them",
-    )
+    return f"fix or remove them, or {skip}"
 
 
 def check_conditioning_images(run: RunConfig) -> list[PipelineError]:

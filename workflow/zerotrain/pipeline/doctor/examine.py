@@ -44,12 +44,11 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def examine(run: str | None = None, config: Path | None = None, *, nvme: bool = False) -> Report:
+def examine(run: str | None = None, *, nvme: bool = False) -> Report:
     """Examine everything that a training depends on, and optionally a run.
 
     Args:
         run: Name of a run, or its configuration file.
-        config: The configuration, if several files define the run.
         nvme: Whether to check NVMe offload for the run's phases, by small trainings.
 
     Raises:
@@ -73,7 +72,7 @@ def examine(run: str | None = None, config: Path | None = None, *, nvme: bool = 
         "disks": _disks(report),
     }
     if run is not None:
-        look_at_run(run, config, machine, report, nvme=nvme)
+        look_at_run(run, machine, report, nvme=nvme)
     return report
 
 

@@ -33,15 +33,13 @@ LONGEST_LINE = 300
 T = TypeVar("T")
 
 
-def look_at_run(
-    run: str, config: Path | None, machine: Machine, report: Report, *, nvme: bool = False
-) -> None:
+def look_at_run(run: str, machine: Machine, report: Report, *, nvme: bool = False) -> None:
     """Add a run to a report; with `nvme` its phases that swap are checked by small trainings.
 
     Raises:
         PipelineError: no configuration defines the run.
     """
-    file = find_config(run, config)
+    file = find_config(run)
     facts: dict[str, Any] = {"config": str(file), "config_text": _without_comments(file)}
     report.facts["run"] = facts
     parsed = _noting(report, lambda: read_config(file))

@@ -151,7 +151,7 @@ class Agreement:
             return  # Snakemake has not checked everything
         if not self._is_current():
             print(f"{PIPELINE}: written again, because the graph has changed", file=sys.stderr)
-            if _in_a_process("generate", "--config", str(self._config)):
+            if _in_a_process("generate", str(self._config)):
                 return
             pipeline_here.cache_clear()
         outputs = outputs_of(self._config)
@@ -212,7 +212,7 @@ def reconcile(config: Path, *, killed: bool) -> bool:
     Returns:
         Whether it succeeded.
     """
-    words = ["settle", "--config", str(config), *(["--killed"] if killed else [])]
+    words = ["settle", str(config), *(["--killed"] if killed else [])]
     if code := _in_a_process(*words):
         warn(
             f"Snakemake's records and {LOCK} could not be made to agree",

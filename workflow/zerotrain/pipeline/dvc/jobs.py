@@ -13,9 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from zerotrain.config.command_options import MAIN_CONFIG
 from zerotrain.pipeline.job_files import RULE as PREPARING
 from zerotrain.pipeline.job_files import unwatched
-from zerotrain.pipeline.snakemake import DEFAULT_CONFIG, config_option
+from zerotrain.pipeline.snakemake import config_option
 
 LOOKING = False
 """Whether the graph is only read; if so, the Snakefile records nothing."""
@@ -113,7 +114,7 @@ def config_of(command: str) -> Path | None:
     if words[:1] != ["snakemake"]:
         return None
     chosen = [after for word, after in pairwise(words) if word == "--configfile"]
-    return Path(chosen[0]) if chosen else DEFAULT_CONFIG
+    return Path(chosen[0]) if chosen else MAIN_CONFIG
 
 
 def words_of(command: str) -> list[str]:

@@ -156,7 +156,7 @@ def outdated(config: Path) -> PipelineError:
     """Return the error for an outdated dvc.yaml."""
     return PipelineError(
         f"{PIPELINE}: it is not of {config}, the rules and the code as they are now",
-        hint=f"`zerotrain dvc generate --config {shlex.quote(str(config))}`, and call DVC again",
+        hint=f"`zerotrain dvc generate {shlex.quote(str(config))}`, and call DVC again",
     )
 
 

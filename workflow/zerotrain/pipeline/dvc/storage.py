@@ -14,7 +14,7 @@ from zerotrain.artifact import MANIFEST
 from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import check_room, explain
-from zerotrain.pipeline.dvc.files import check_documents
+from zerotrain.pipeline.dvc.files import LOCK, check_documents
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -164,6 +164,26 @@ def bring(repo: Repo, *, force: bool) -> list[str]:
             hint="move it away, or `dvc commit` it; to let it go: `zerotrain restore --force`",
         ) from error
     return sorted({*done["added"], *done["modified"]})
+
+
+def stored_copies(places: Iterable[Path]) -> tuple[int, int]:
+    """Return the number and bytes of the outputs at these places that DVC's cache holds.
+
+    Raises:
+        PipelineError: DVC is set up here and cannot answer.
+    """
+    if importlib.util.find_spec("dvc") is None or not (Path(".dvc").is_dir() and LOCK.is_file()):
+        return 0, 0
+    wanted = [place.absolute() for place in places]
+    with open_repo() as repo:
+        sizes = [
+            out.meta.size or 0
+            for out in repo.index.outs
+            if out.hash_info
+            and any(Path(out.fs_path).is_relative_to(place) for place in wanted)
+            and out.cache.exists(out.hash_info.value)
+        ]
+    return len(sizes), sum(sizes)
 
 
 def check_listed_names(out: Any) -> None:

@@ -10,6 +10,7 @@ from functools import cache, cached_property, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from zerotrain.config.command_options import MAIN_CONFIG
 from zerotrain.config.models import Phase
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
@@ -17,7 +18,6 @@ from zerotrain.config.runs import has_owner, read_runs
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.importers import enable_launch_files
 from zerotrain.pipeline.checks import read_checked_runs
-from zerotrain.pipeline.snakemake import DEFAULT_CONFIG
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -179,4 +179,4 @@ def hasten_plan() -> None:
 
 def config_file(files: Sequence[str]) -> str:
     """Return the configuration file among the values of --configfile."""
-    return os.path.relpath(next(iter(files), DEFAULT_CONFIG))
+    return os.path.relpath(next(iter(files), MAIN_CONFIG))

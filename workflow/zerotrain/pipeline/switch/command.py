@@ -75,7 +75,7 @@ def switch(options: SwitchOptions) -> str:
     if options.to is not None:
         check_preset(options.to)
     check_relaunch(relaunch)
-    file = find_config(options.run, options.config)
+    file = find_config(options.run)
     config = read_config(file)
     check_run_links(config.run, data=config.data_name)
     folder = RunFolder(config.run).path / OWN_FOLDER

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
@@ -31,15 +30,12 @@ PIPE_WIDTH = 80
 INTERRUPTED = 128 + signal.SIGINT
 
 
-def watch(
-    name: str | None, config: Path | None, interval: float | None, *, once: bool, as_json: bool
-) -> int:
+def watch(name: str | None, interval: float | None, *, once: bool, as_json: bool) -> int:
     """Show a run until it is over.
 
     Args:
         name: A run or its configuration file; None: the one at work, or the newest. Of several at
             work a list is printed.
-        config: The run's configuration, if several files have it.
         interval: Seconds between two looks; None: the default.
         once: Whether to show the present state alone.
         as_json: Whether to print the present state as JSON.
@@ -56,7 +52,7 @@ def watch(
         if len(runs) > 1:
             return _list(runs, as_json=as_json)
         name = runs[0]
-    run, file = run_named(name, config)
+    run, file = run_named(name)
     reader = RunReader(run, file)
     if as_json:
         print(json.dumps(reader.read().as_json(), indent=2))

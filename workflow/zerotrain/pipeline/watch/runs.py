@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 
 from zerotrain.artifact.layout import DATA, LOG, RESULTS, ROLLING, RunFolder, run_of
-from zerotrain.config.runs import find_config, read_runs
+from zerotrain.config.command_options import MAIN_CONFIG
+from zerotrain.config.runs import find_config, is_file_name, read_runs
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline import snakemake_runs
-from zerotrain.pipeline.snakemake import DEFAULT_CONFIG
 from zerotrain.training.process.stop import trainer_of
 
 
@@ -88,7 +88,7 @@ def _planned(pid: int) -> frozenset[str] | None:
         words, folder = process.cmdline(), Path(process.cwd())
     except (psutil.Error, OSError):
         return None
-    file = folder / (_config_file(words) or DEFAULT_CONFIG)
+    file = folder / (_config_file(words) or MAIN_CONFIG)
     try:
         return frozenset(run.run for run in read_runs(file).values())
     except (PipelineError, OSError):
@@ -143,16 +143,15 @@ def choose_runs() -> list[str]:
     return [max(runs, key=_changed)]
 
 
-def run_named(name: str, config: Path | None) -> tuple[str, Path | None]:
+def run_named(name: str) -> tuple[str, Path | None]:
     """Return a run by its name or its configuration file, with that file if it is known.
 
     Raises:
         PipelineError: neither a configuration nor results have the name.
     """
-    path = Path(name)
-    if config is None and path.suffix not in (".yaml", ".yml") and _is_run(name):
+    if not is_file_name(name) and _is_run(name):
         return name, None
-    file = find_config(name, config)
+    file = find_config(name)
     run = run_of(file)
     if run is None:
         raise PipelineError(

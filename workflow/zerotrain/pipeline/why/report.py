@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from zerotrain.artifact.layout import RESULTS
-from zerotrain.config.runs import read_runs
+from zerotrain.artifact.layout import RESULTS, runs_here
+from zerotrain.config.command_options import MAIN_CONFIG
+from zerotrain.config.runs import find_config, read_runs
 from zerotrain.config.suggestions import known_names
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk import size
 from zerotrain.pipeline.dvc.jobs import workflow_of
-from zerotrain.pipeline.snakemake import DEFAULT_CONFIG
 from zerotrain.pipeline.why.causes import Plan, find_causes
 from zerotrain.pipeline.why.outcomes import Outcome, Outcomes
 from zerotrain.pipeline.why.samples import count, name_some
@@ -26,12 +27,41 @@ RULES = "dataset", "base", "cache", "launch", "checkpoints", "weights", "evaluat
 """The rules that are targets only (rules/targets.smk)."""
 
 
-def why(target: str | None, config: Path | None, *, as_json: bool = False) -> str:
+def split_words(words: Sequence[str]) -> tuple[Path, str | None]:
+    """Return the configuration and the target that the words after `zerotrain why` name.
+
+    A target of results/RUN, and RUN/PHASE, name the run themselves; any other without a run is of
+    the default configuration.
+
+    Raises:
+        PipelineError: no file has the run, or there are more words.
+    """
+    if len(words) > 2:
+        raise PipelineError(
+            f"why: {' '.join(words)}: more than a run and a target",
+            hint="zerotrain why RUN TARGET; both may be left out",
+        )
+    if len(words) == 2:
+        return find_config(words[0]), words[1]
+    if not words:
+        return MAIN_CONFIG, None
+    (word,) = words
+    parts = Path(word).parts
+    if is_below := parts[:1] == RESULTS.parts:
+        parts = parts[1:]
+    if parts[:1] and parts[0] in runs_here().values():
+        return find_config(parts[0]), word if len(parts) > 1 else None
+    if Path(word).suffix in (".yaml", ".yml") and not is_below:
+        return find_config(word), None
+    return MAIN_CONFIG, word
+
+
+def why(config: Path, target: str | None, *, as_json: bool = False) -> str:
     """Explain what would run.
 
     Args:
-        target: A rule, a file of the results or a phase; None: everything.
         config: The run's configuration, or a sweep's.
+        target: A rule, a file of the results or a phase; None: everything.
         as_json: Whether to answer with JSON.
 
     Raises:
@@ -39,14 +69,13 @@ def why(target: str | None, config: Path | None, *, as_json: bool = False) -> st
     """
     from snakemake.exceptions import MissingRuleException, WorkflowError
 
-    file = config or DEFAULT_CONFIG
     try:
-        with workflow_of(file, targets=targets_of(target, file), as_run=True) as workflow:
+        with workflow_of(config, targets=targets_of(target, config), as_run=True) as workflow:
             plan = find_causes(workflow.dag)
             answer = document if as_json else text
             return answer(plan, Outcomes(plan, workflow.dag))
     except MissingRuleException as error:
-        names = [phase.name for run in read_runs(file).values() for phase in run.phases]
+        names = [phase.name for run in read_runs(config).values() for phase in run.phases]
         raise PipelineError(
             f"{target}: neither a rule nor a file that a rule makes, nor a phase",
             hint=known_names(str(target), [*RULES, *names], "targets"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from zerotrain.errors import PipelineError
+from zerotrain.machine.question import confirm
 from zerotrain.training.checkpointing.progress_folder import saved_steps
 from zerotrain.training.checkpointing.set_aside import (
     complete_moves,
@@ -68,19 +68,15 @@ def _check_not_alive(folder: Path, owner: LockOwner) -> None:
 
 
 def _ask(folder: Path, who: str) -> None:
-    if not sys.stdin.isatty():
-        raise PipelineError(
-            f"{folder}: held by {who}; it is not removed without confirmation, and no one can "
-            "answer",
-            hint="look whether that process runs; if it does not, call this again with --yes",
-        )
-    print(
+    context = (
         f"{folder}: held by {who}.\n"
-        "If it still trains, two trainings would write here until one of them notices.",
-        file=sys.stderr,
+        "If it still trains, two trainings would write here until one of them notices."
     )
-    print("Remove its lock? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    unanswered = PipelineError(
+        f"{folder}: held by {who}; it is not removed without confirmation, and no one can answer",
+        hint="look whether that process runs; if it does not, call this again with --yes",
+    )
+    if not confirm(context, "Remove its lock?", unanswered):
         raise PipelineError(f"{folder}: the lock was left", hint="answer y to remove it")
 
 
