@@ -77,7 +77,7 @@ def test_a_run_that_has_not_started_is_refused(results: Path):
 
 
 def test_a_page_is_about_one_run(results: Path):
-    with pytest.raises(PipelineError, match="2 names, but a page is about one run"):
+    with pytest.raises(PipelineError, match="a page is about one run"):
         call("digits", "others")
 
 
