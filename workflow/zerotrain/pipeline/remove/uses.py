@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import Artifact
-from zerotrain.artifact.layout import CONFIGS, RESULTS, DataFolder, RunFolder
+from zerotrain.artifact.layout import CONFIGS, DATA, RESULTS, DataFolder, RunFolder
 from zerotrain.config.read import load_config
 from zerotrain.config.runs import KEY, listed_files
 from zerotrain.errors import PipelineError
@@ -41,10 +41,19 @@ def read_configurations() -> dict[Path, dict[str, Any]]:
 
 
 def data_name(raw: dict[str, Any]) -> str:
-    """Return the folder of a configuration's dataset under results/data."""
+    """Return the folder of a configuration's dataset under results/data.
+
+    Raises:
+        PipelineError: it names another place, which would be removed with --data.
+    """
     data = raw.get("data")
-    name = data.get("name") if isinstance(data, dict) else None
-    return str(name or raw["run"])
+    name = str((data.get("name") if isinstance(data, dict) else None) or raw["run"])
+    if Path(name).parts != (name,) or name == "..":
+        raise PipelineError(
+            f"run {raw['run']}: data.name {name!r} is no name of a folder in {RESULTS / DATA}",
+            hint="correct it in the run's configuration, which `zerotrain check` explains",
+        )
+    return name
 
 
 def uses_of_configurations(configurations: dict[Path, dict[str, Any]]) -> Uses:
