@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
+from zerotrain.machine.output import format_figure
 from zerotrain.training.reporting.display import (
     Display,
     format_duration,
-    format_figure,
     format_rate,
 )
 

@@ -40,9 +40,10 @@ from zerotrain.builder.writing import KINDS, DiffLine
 from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
 from zerotrain.importers.zero import PRESETS
+from zerotrain.machine.output import format_figure
 from zerotrain.pipeline.watch.stages import TRAIN
 from zerotrain.pipeline.watch.state import RunState
-from zerotrain.training.reporting.display import format_duration, format_figure, format_rate
+from zerotrain.training.reporting.display import format_duration, format_rate
 
 OUTPUT_LINES = 15
 MARKS = {

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zerotrain.artifact.documents import check_type, read_json_lines, read_object
+from zerotrain.machine.output import format_figure
 from zerotrain.machine.regular_file import write_text
-from zerotrain.training.reporting.display import format_figure
 
 ANSWERS = "answers.jsonl"
 BASE, RAW = "base.png", "raw.png"

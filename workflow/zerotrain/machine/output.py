@@ -147,3 +147,9 @@ def print_detail(text: str) -> None:
         except OSError:
             pass
     print_message(text)
+
+
+def format_figure(value: float) -> str:
+    """Format a figure: large ones as 37,700, others with four digits."""
+    whole = isinstance(value, int) or 10_000 <= abs(value) < 10**9
+    return f"{value:,.0f}" if whole else f"{value:.4g}"

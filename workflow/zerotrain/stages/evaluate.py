@@ -35,11 +35,10 @@ from zerotrain.evaluation.text import measure_text
 from zerotrain.machine.device import device_type
 from zerotrain.machine.disk_errors import check_writable
 from zerotrain.machine.memory_watch import MemoryWatch, memory_lines, memory_metrics
-from zerotrain.machine.output import print_detail
+from zerotrain.machine.output import format_figure, print_detail
 from zerotrain.models.base import KIND as BASE_KIND
 from zerotrain.state.position import EMA_SLOT
 from zerotrain.state.state import State
-from zerotrain.training.reporting.display import format_figure
 
 KIND = "evaluation"
 

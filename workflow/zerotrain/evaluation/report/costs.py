@@ -16,7 +16,7 @@ from zerotrain.evaluation.report.memory import GIB, KINDS, memory_of_ranks, memo
 from zerotrain.evaluation.report.parts import Chapter, Missing, Panel, Table
 from zerotrain.evaluation.results import compare_metrics, format_metric, spread
 from zerotrain.machine.host import gib
-from zerotrain.training.reporting.display import format_figure
+from zerotrain.machine.output import format_figure
 
 PARTS = ("data", "forward", "backward", "optimizer", "validation", "save", "other")
 """Parts of a training's time, in the order of a step."""

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from zerotrain.errors import show_controls
 from zerotrain.machine.host import gib
+from zerotrain.machine.output import format_figure
 from zerotrain.pipeline.snakemake import train_command
 from zerotrain.pipeline.watch.stages import (
     DONE,
@@ -25,7 +26,7 @@ from zerotrain.pipeline.watch.stages import (
     Stage,
 )
 from zerotrain.pipeline.watch.state import RunState, Training
-from zerotrain.training.reporting.display import format_duration, format_figure, format_rate
+from zerotrain.training.reporting.display import format_duration, format_rate
 
 STYLES = {
     DONE: "green", FINISHED: "green", RUNNING: "bold cyan", QUEUED: "yellow", WAITING: "dim",

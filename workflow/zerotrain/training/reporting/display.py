@@ -96,9 +96,3 @@ def format_duration(seconds: float) -> str:
 def format_rate(rate: float) -> str:
     """Format a rate as steps per second, or seconds per step if slower."""
     return f"{rate:.2f} steps/s" if rate >= 1 else f"{1 / rate:.2f} s/step"
-
-
-def format_figure(value: float) -> str:
-    """Format a figure: large ones as 37,700, others with four digits."""
-    whole = isinstance(value, int) or 10_000 <= abs(value) < 10**9
-    return f"{value:,.0f}" if whole else f"{value:.4g}"
