@@ -216,11 +216,11 @@ def test_no_name_of_a_dataset_leads_out_of_the_results(cats, name):
     """As in the configuration of somebody else, of which nothing else has to be valid."""
     name = name.format(here=Path.cwd())
     Path("mine").mkdir()
-    Path("mine/letter.txt").write_text("dear")
-    raw = yaml.safe_load(cats.file.read_text())
+    Path("mine/letter.txt").write_text("dear", encoding="utf-8")
+    raw = yaml.safe_load(cats.file.read_text("utf-8"))
     cats.file.write_text(yaml.safe_dump(raw | {"data": {**raw["data"], "name": name}}))
     assert f"run cats: data.name {name!r} is no name of a folder" in refusal(data=True)
-    assert Path("mine/letter.txt").read_text() == "dear"
+    assert Path("mine/letter.txt").read_text("utf-8") == "dear"
 
 
 def test_only_bytes_that_no_other_file_shares_count_as_freed(cats):
