@@ -64,6 +64,12 @@ def test_a_single_file_in_the_original_layout_gives_the_same_pipeline(whole, tmp
         assert draw_house(loaded) == draw_house(original)
 
 
+def test_libraries_that_verify_an_export_show_neither_bars_nor_warnings(whole, tmp_path, capsys):
+    """diffusers loads the whole pipeline for that, and has much to say."""
+    convert(whole, "ldm", tmp_path / "out")
+    assert capsys.readouterr().err == ""
+
+
 def test_the_original_layout_says_what_the_model_predicts(whole, tmp_path):
     """ComfyUI and A1111 look for these names; modelspec for those that sort files."""
     convert(whole, "ldm", tmp_path / "out")

@@ -26,7 +26,7 @@ from zerotrain.export.formats.original import (
 from zerotrain.export.formats.tensors import LazyTensor, verify_tensors, write_tensors
 from zerotrain.export.formats.weights import ExportedWeights
 from zerotrain.models.families import Family
-from zerotrain.models.families.pipelines import pipeline_class
+from zerotrain.models.families.pipelines import pipeline_class, quiet_libraries
 
 FILE = "model.safetensors"
 CONFIG = "config"
@@ -66,19 +66,21 @@ def load_parts(
     if set(parts) == set(family.classes):
         pipeline = load_single_file(family.pipeline, file, config, dtype)  # type: ignore[union-attr]
         return {part: getattr(pipeline, part) for part in parts}
-    return {
-        part: getattr(diffusers, family.classes[part]).from_single_file(
-            str(file), config=str(config), subfolder=part, local_files_only=True, dtype=dtype
-        )
-        for part in parts
-    }
+    with quiet_libraries():
+        return {
+            part: getattr(diffusers, family.classes[part]).from_single_file(
+                str(file), config=str(config), subfolder=part, local_files_only=True, dtype=dtype
+            )
+            for part in parts
+        }
 
 
 def load_single_file(pipeline: str, file: Path, config: Path, dtype: torch.dtype) -> object:
     """Load a pipeline of diffusers from one file with all its parts; see load_parts."""
-    loaded: object = pipeline_class(pipeline).from_single_file(
-        str(file), config=str(config), local_files_only=True, dtype=dtype
-    )
+    with quiet_libraries():
+        loaded: object = pipeline_class(pipeline).from_single_file(
+            str(file), config=str(config), local_files_only=True, dtype=dtype
+        )
     return loaded
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,26 @@ from zerotrain.models.families.prompt_tokens import set_prompt_tokenizers
 from zerotrain.models.pretrained import from_pretrained, read_config
 
 
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep the libraries' progress bars and warnings from the terminal and the log."""
+    libraries: tuple[Any, ...] = (diffusers_logging, transformers_logging)
+    before = [library.get_verbosity() for library in libraries]
+    for library in libraries:
+        library.disable_progress_bar()
+        library.set_verbosity_error()
+    try:
+        yield
+    finally:
+        for library, verbosity in zip(libraries, before, strict=True):
+            library.set_verbosity(verbosity)
+
+
 def pipeline_class(name: str) -> Any:
     """Return a pipeline's class by its name in diffusers."""
-    verbosity = transformers_logging.get_verbosity()
     # The import warns that image processors, which are not used here, need torchvision.
-    transformers_logging.set_verbosity_error()
-    found = getattr(diffusers, name)
-    transformers_logging.set_verbosity(verbosity)
-    return found
+    with quiet_libraries():
+        return getattr(diffusers, name)
 
 
 def load_pipeline(
