@@ -102,7 +102,8 @@ def read_metadata(
     for line, row in rows:
         where = f"{posixpath.join(folder, path.name)} {kind} {line}"
         if left_out is not None:
-            names = Names(name for name, cell in row.items() if name is not None and cell)
+            given = (name for name, cell in row.items() if not is_absent(cell) and cell != "")
+            names = Names(name for name in given if name is not None)
             names.use(file_column, *texts, *conditioning_columns)
             names.ignore(IRRELEVANT)
             left_out.add("row", names.leftovers())
