@@ -1,11 +1,13 @@
-"""What a command by hand takes beside other work: `zerotrain sample` next to two busy loops.
+"""How long OpenMP's threads should spin: a command next to other work, and one on an idle machine.
 
     python benchmarks/busy.py [--rounds 5]    # from the project's root, in its environment
 
-One image of 32 px of an untrained model, in turns with the package's setting of OpenMP's threads,
-which sleep while they wait, and with OpenMP's own, which spin. The loops keep two cores busy
-throughout. `spin_ratio` is the median of the rounds' ratios of the whole command's time, with the
-interval that holds the true one with 95 %. The last line is JSON.
+Next to two busy loops, `zerotrain sample` makes one image of 32 px of an untrained model, in turns
+with the package's setting and with OpenMP's own, which spins for milliseconds: `spin_ratio`. On the
+idle machine, `zerotrain train_phase` takes steps of it on two threads, in turns with the package's
+setting and with threads that sleep at once: `sleep_ratio`. Each is the median of the rounds'
+ratios of the whole command's time, with the interval that holds the true one with 95 %. The last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from families import config, write_images
@@ -28,8 +30,10 @@ from step import middle
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOPS = 2
+STEPS = 100
 SPINNING = {"GOMP_SPINCOUNT": "300000"}
 """libgomp's own default, which OMP_WAIT_POLICY replaces (libgomp's manual, GOMP_SPINCOUNT)."""
+SLEEPING = {"OMP_WAIT_POLICY": "PASSIVE"}
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
@@ -47,17 +51,41 @@ def call(folder: Path, *words: object, variables: Mapping[str, str] | None = Non
     return time.perf_counter() - began
 
 
-def make_base(folder: Path) -> Path:
-    """Make a small model, whose pixels are its latents, so that none is fitted."""
+def prepare(folder: Path) -> tuple[str, ...]:
+    """Make all that a small model's training reads; return the words that train it."""
     write_images(folder / "digits")
-    (folder / "run.json").write_text(
-        json.dumps({**config("flux"), "vae": "identity"}), encoding="utf-8"
+    run = config("flux") | {
+        "vae": "identity",  # its pixels are its latents, so that no autoencoder is fitted
+        "launch": {"num_cpu_threads_per_process": 2},
+        "phases": [{"name": "plain", "until": STEPS, "launch": "torch"}],
+    }
+    (folder / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    data, base, cache, launch = (f"{name}/manifest.json" for name in ("data", "base", "cache", "l"))
+    made_from = ("--config", "run.json", "--dataset", data)
+    call(folder, "prepare_dataset", "--config", "run.json", "--output", data)
+    call(folder, "build_base", *made_from, "--output", base)
+    call(folder, "cache_latents", *made_from, "--size", 32, "--base", base, "--output", cache)
+    preset = ROOT / "config/launch/torch.yaml"
+    call(
+        folder,
+        "render_launch",
+        *made_from,
+        "--phase",
+        "plain",
+        "--preset",
+        preset,
+        "--output",
+        launch,
     )
-    data, base = Path("data"), Path("base")
-    run = ("--config", "run.json", "--output")
-    call(folder, "prepare_dataset", *run, data / "manifest.json")
-    call(folder, "build_base", *run, base / "manifest.json", "--dataset", data)
-    return base
+    inputs = ("--launch", launch, "--base", base, "--cache", cache)
+    return (
+        "train_phase",
+        *inputs,
+        "--progress",
+        "made",
+        "--output",
+        "made/checkpoint/manifest.json",
+    )
 
 
 @contextlib.contextmanager
@@ -77,18 +105,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    took: dict[str, list[float]] = {"own": [], "spin": []}
+    sample = ("sample", "base", "a digit", "--resolution", 32, "--out", "made")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        words = ("sample", make_base(folder), "a digit", "--resolution", 32, "--out", "images")
+        train = prepare(folder)
         with busy_loops():
-            for _ in range(rounds):
-                for arm, variables in (("own", {}), ("spin", SPINNING)):
-                    took[arm].append(call(folder, *words, variables=variables))
-                    shutil.rmtree(folder / "images")
-    ratio, interval = middle([a / b for a, b in zip(took["spin"], took["own"], strict=True)])
-    seconds = {f"{arm}_seconds": round(statistics.median(all_), 2) for arm, all_ in took.items()}
-    print(json.dumps({"spin_ratio": round(ratio, 2), "spin_interval": interval, **seconds}))
+            busy = compare(folder, sample, SPINNING, rounds)
+        idle = compare(folder, train, SLEEPING, rounds)
+    figures: dict[str, object] = {}
+    for arm, seconds in (("spin", busy), ("sleep", idle)):
+        ratio, interval = middle([other / own for own, other in seconds])
+        figures |= {f"{arm}_ratio": round(ratio, 2), f"{arm}_interval": interval}
+        own, other = (round(statistics.median(each), 2) for each in zip(*seconds, strict=True))
+        figures |= {f"{arm}_seconds": other, f"own_seconds_of_{arm}": own}
+    print(json.dumps(figures))
+
+
+def compare(
+    folder: Path, words: Sequence[object], other: Mapping[str, str], rounds: int
+) -> list[tuple[float, float]]:
+    """Run a command in turns with the package's setting and another; return their seconds."""
+    seconds = []
+    for _ in range(rounds):
+        each = []
+        for variables in ({}, other):
+            each.append(call(folder, *words, variables=variables))
+            shutil.rmtree(folder / "made")
+        seconds.append((each[0], each[1]))
+    return seconds
 
 
 if __name__ == "__main__":

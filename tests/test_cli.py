@@ -220,28 +220,31 @@ def test_accept_takes_run_and_phase(tmp_path: Path, monkeypatch, name: str) -> N
 @pytest.mark.parametrize(
     ("module", "own", "used"),
     [
-        ("cli", None, "PASSIVE"), ("training.rank", None, "PASSIVE"),
-        ("pipeline.graph.runs", None, "PASSIVE"), ("cli", "ACTIVE", "ACTIVE"),
+        ("cli", None, "PASSIVE 3000"), ("training.rank", None, "PASSIVE 3000"),
+        ("pipeline.graph.runs", None, "PASSIVE 3000"), ("cli", "ACTIVE", "ACTIVE None"),
     ],
 )  # fmt: skip
-def test_threads_of_torch_wait_without_spinning(module: str, own: str | None, used: str) -> None:
+def test_threads_of_torch_spin_for_a_moment(module: str, own: str | None, used: str) -> None:
     """In commands by hand, ranks that others start and Snakemake's jobs, from before torch is
     imported; a user's own value is kept."""
     code = (
         "import os, sys\n"
         "class Look:\n"
         "    def find_spec(self, name, *rest):\n"
-        "        if name == 'torch': seen.append(os.environ.get('OMP_WAIT_POLICY'))\n"
+        "        if name == 'torch': seen.append(waiting())\n"
+        "def waiting(): return [os.environ.get(name) for name in NAMES]\n"
         "seen = []; sys.meta_path.insert(0, Look())\n"
         f"import zerotrain.{module}; import torch\n"
-        "print(seen[0], os.environ['OMP_WAIT_POLICY'])"
+        "print(*seen[0]); print(*waiting())"
     )
-    variables = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    code = code.replace("NAMES", repr(names))
+    variables = {k: v for k, v in os.environ.items() if k not in names}
     variables |= {"OMP_WAIT_POLICY": own} if own else {}
     done = subprocess.run(
         [sys.executable, "-c", code], env=variables, capture_output=True, text=True
     )
-    assert done.stdout.split() == [used, used], done.stderr
+    assert done.stdout.splitlines() == [used, used], done.stderr
 
 
 def test_help_needs_no_torch() -> None:

@@ -259,7 +259,9 @@ def _start(op: str, lock: int) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches only the builder, which ends the compilers
+            # Ctrl-C reaches only the builder, which ends the compilers. In a session of their own
+            # they would not run at its priority.
+            process_group=0,
             pass_fds=[lock],
         )
 
