@@ -15,7 +15,7 @@ from tests.builders.runs import make_run
 
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.launch.planner import trace_store
+from zerotrain.launch.planner import trace_store, tracing
 from zerotrain.launch.planner.options import PlanOptions
 from zerotrain.launch.planner.report import plan_report
 from zerotrain.launch.planner.tracing import Tracer, trace
@@ -107,6 +107,21 @@ def test_an_engine_that_is_missing_is_traced_and_joins(store: Path) -> None:
     assert set(both.engines) == {"torch", "deepspeed"}
     assert both.engines["deepspeed"] == one.engines["deepspeed"]
     assert len(list(store.glob("*.json"))) == 1
+
+
+def _without_threads(autocast: bool) -> None:
+    raise RuntimeError("Unable to handle autograd's threading in combination with fork")
+
+
+def test_what_a_fork_cannot_trace_is_traced_here(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second plan of one process, with a GPU: a fork has no autograd threads for it."""
+    config = run(launch={"mixed_precision": "bf16"})
+    one = trace(config, config.phases[0], None, engines=["torch"])
+    store.rename(store.with_name("other"))
+    monkeypatch.setattr(tracing, "_trace_in_fork", _without_threads)
+    assert trace(config, config.phases[0], None).engines["torch"] == one.engines["torch"]
 
 
 def test_what_changes_a_trace_changes_its_key(monkeypatch: pytest.MonkeyPatch) -> None:

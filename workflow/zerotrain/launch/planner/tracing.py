@@ -172,7 +172,13 @@ class Tracer:
             torch = pool.submit(_trace_in_fork, True)
             deepspeed = traced(False, tell)
             tell("plain PyTorch")
-            return {"torch": torch.result(), "deepspeed": deepspeed}
+            try:
+                plain = torch.result()
+            except RuntimeError:
+                # A fork has none of the threads of autograd that a backward for a GPU started here:
+                # https://github.com/pytorch/pytorch/wiki/Autograd-and-Fork
+                plain = traced(True, tell)
+            return {"torch": plain, "deepspeed": deepspeed}
 
 
 def micro_batch(phase: Phase) -> int:
