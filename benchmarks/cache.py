@@ -72,8 +72,6 @@ class Timed:
     name = "sdxl"
     image_parts = ("vae",)
     text_parts = ()
-    encoding_code = ("zerotrain.models.families.sdxl",)
-    prompt_code = ()
 
     encode: Callable[[torch.Tensor], torch.Tensor]
     calls: list[tuple[float, float]] = field(default_factory=list)

@@ -24,7 +24,7 @@ rule build_base:
         runtime=RESOURCES.minutes(120),
     params:
         **PARAMETERS.settings("build_base"),
-        code=PARAMETERS.code("build_base"),
+        version=version_of("build_base"),
         config_file=PARAMETERS.config_file,
         with_dataset=option("--dataset", "dataset"),
     shell:

@@ -26,7 +26,7 @@ rule cache_latents:
         gres="gpu:1",
     params:
         **PARAMETERS.settings("cache_latents"),
-        code=PARAMETERS.code("cache_latents"),
+        version=version_of("cache_latents"),
         config_file=PARAMETERS.config_file,
         with_shards=options("--shards", "shards"),
     shell:

@@ -24,6 +24,7 @@ from zerotrain.pipeline.graph.inputs import JobInputs
 from zerotrain.pipeline.graph.parameters import JobParameters, option, options
 from zerotrain.pipeline.graph.resources import JobResources
 from zerotrain.pipeline.graph.runs import Runs, config_file, hasten_plan
+from zerotrain.pipeline.graph.versions import version_of
 from zerotrain.pipeline.terminal.handler import replace_output
 from zerotrain.pipeline.why import first_lines
 
@@ -46,7 +47,7 @@ RUNS.check_values(config, workflow.configfiles)
 
 RESULTS, DATA, SHARED = RUNS.results, RUNS.data, RUNS.shared
 INPUTS = JobInputs(RUNS, updates=workflow.is_main_process)
-PARAMETERS = JobParameters(RUNS, records=workflow.is_main_process)
+PARAMETERS = JobParameters(RUNS)
 RESOURCES = JobResources(RUNS, workflow)
 
 

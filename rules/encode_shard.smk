@@ -28,7 +28,7 @@ rule encode_shard:
         gres="gpu:1",
     params:
         **PARAMETERS.settings("cache_latents"),
-        code=PARAMETERS.code("cache_latents"),
+        version=version_of("cache_latents"),
         config_file=PARAMETERS.config_file,
         published=f"{DATA}/cache/{{size}}",
     shell:

@@ -30,7 +30,7 @@ rule evaluate:
         gres="gpu:1",
     params:
         **PARAMETERS.settings("evaluate"),
-        code=PARAMETERS.code("evaluate"),
+        version=version_of("evaluate"),
         config_file=PARAMETERS.config_file,
     shell:
         """

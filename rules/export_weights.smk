@@ -23,7 +23,6 @@ rule export_weights:
         runtime=RESOURCES.minutes(60),
     params:
         **PARAMETERS.settings("export_weights"),
-        code=PARAMETERS.code("export_weights"),
         config_file=PARAMETERS.config_file,
     shell:
         """

@@ -23,7 +23,7 @@ rule import_checkpoint:
         runtime=RESOURCES.minutes(60),
     params:
         **PARAMETERS.settings("import_checkpoint"),
-        code=PARAMETERS.code("import_checkpoint"),
+        version=version_of("import_checkpoint"),
         config_file=PARAMETERS.config_file,
     shell:
         """

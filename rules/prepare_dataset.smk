@@ -21,7 +21,7 @@ rule prepare_dataset:
         **RESOURCES.memory("prepare_dataset"),
         runtime=RESOURCES.minutes(60),
     params:
-        code=PARAMETERS.code("prepare_dataset"),
+        version=version_of("prepare_dataset"),
         config_file=PARAMETERS.config_file,
         data=PARAMETERS.data,
     shell:

@@ -27,7 +27,7 @@ rule render_launch:
         "../envs/zerotrain.yaml"
     params:
         **PARAMETERS.settings("render_launch"),
-        code=PARAMETERS.code("render_launch"),
+        version=version_of("render_launch"),
         config_file=PARAMETERS.config_file,
         with_base=option("--base", "base"),
         with_cache=option("--cache", "cache"),

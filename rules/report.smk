@@ -31,7 +31,7 @@ rule report:
         "../envs/zerotrain.yaml"
     params:
         **PARAMETERS.settings("report"),
-        code=PARAMETERS.code("report"),
+        version=version_of("report"),
         config_file=PARAMETERS.config_file,
         folders=INPUTS.of_phases(),
     shell:

@@ -39,7 +39,6 @@ rule train_phase:
         tasks_per_gpu=RESOURCES.multi_node(0),
         mpi=RESOURCES.multi_node("srun"),
     params:
-        code=PARAMETERS.code("train_phase"),
         with_start=option("--start", "start"),
         progress=f"{RESULTS}/{{phase}}/progress",
     shell:

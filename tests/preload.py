@@ -11,7 +11,6 @@ from deepspeed.ops.op_builder import CPUAdamBuilder
 from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 from tests.training.odd_families import RunningSdxl, TiedSdxl, UnusedSdxl
 
-import zerotrain.artifact.sources
 import zerotrain.models.families
 import zerotrain.models.families.sd3
 import zerotrain.models.families.sdxl
@@ -26,10 +25,6 @@ for name, family in OWN.items():
     module.FAMILY = family
     sys.modules[module.__name__] = module
     zerotrain.models.families.FAMILIES[name] = zerotrain.models.families.FAMILIES["sdxl"]
-# The package has no file of theirs, whose code a training records.
-closure = zerotrain.artifact.sources._training_closure
-zerotrain.artifact.sources._training_closure = lambda name: closure("sdxl" if name in OWN else name)
-zerotrain.artifact.sources.training_digest("sdxl")  # reads most of the package
 CPUAdamBuilder().load()
 ShareMemCommBuilder().load()
 # DeepSpeed asks for processors that are fast at it; every one computes it.

@@ -31,7 +31,7 @@ TAKE_A_RUN = [
     *("data show RUN", "cluster check RUN --no-job", "doctor RUN", "watch RUN --once"),
     *("report RUN", "why RUN train", "verify resume RUN", "cache show RUN", "cache prune RUN"),
     *("cache verify RUN", "dvc generate RUN", "dvc settle RUN", "switch RUN --to zero2"),
-    *("retrain RUN", "export results/cats/plain/checkpoint --config RUN --output o"),
+    "export results/cats/plain/checkpoint --config RUN --output o",
 ]
 
 

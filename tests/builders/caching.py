@@ -36,8 +36,6 @@ class FakeFamily:
     modality = "image"
     image_parts = ("vae",)
     text_parts = ("text_encoder",)
-    encoding_code = ("zerotrain.models.families.sdxl",)
-    prompt_code = ("zerotrain.models.families.prompt_tokens",)
 
     def __init__(self) -> None:
         self.image_batches: list[int] = []

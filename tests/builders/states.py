@@ -17,7 +17,7 @@ from zerotrain.training.checkpointing.conditions import manifest_content
 from zerotrain.training.checkpointing.progress_folder import step_folder
 
 RAN_ON = {
-    "code": "0123456789abcdef" * 4,
+    "version": 2,
     "versions.python": "3.12.3",
     "versions.torch": "2.13.0",
     "versions.diffusers": "0.36.0",
@@ -30,7 +30,7 @@ RAN_ON = {
 HISTORY = [
     {"step": 120, "key": "versions.torch", "old": "2.12.0", "new": "2.13.0"},
     {"step": 120, "key": "gradient_checkpointing", "old": False, "new": True},
-    {"step": 300, "key": "code", "old": "f" * 64, "new": RAN_ON["code"]},
+    {"step": 300, "key": "version", "old": 1, "new": RAN_ON["version"]},
     {"step": 300, "key": "env.NVIDIA_TF32_OVERRIDE", "old": None, "new": "0"},
 ]
 """As training writes it: digests whole."""

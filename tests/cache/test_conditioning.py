@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,7 @@ from zerotrain.data.buckets import View, choose_views, other_views
 from zerotrain.data.crop import crop_and_resize, to_pixels
 from zerotrain.data.dataset import read_dataset
 from zerotrain.errors import PipelineError
-from zerotrain.models.families.conditioning import CONDITIONING, REDUX, Conditioning
+from zerotrain.models.families.conditioning import Conditioning
 from zerotrain.stages import cache_latents as stage
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -221,16 +220,6 @@ def test_the_pipeline_that_reads_the_images_is_part_of_the_text_keys(edits):
 
     first, second = "QwenImageEditPipeline", "QwenImageEditPlusPipeline"
     assert text(first) != text(second)
-
-
-@pytest.mark.parametrize("code", CONDITIONING["flux"][REDUX].prompt_code)
-def test_the_code_of_what_a_base_reads_is_recorded(edits, code, capsys):
-    """An edit there compares texts alone."""
-    edits.cache(IN_PROMPT)
-    capsys.readouterr()
-    edits.cache(replace(IN_PROMPT, prompt_code=(code,)))
-    kept = [line for line in capsys.readouterr().out.splitlines() if " kept; " in line]
-    assert [line.partition(": ")[2].partition(";")[0] for line in kept] == ["11 captions are kept"]
 
 
 def test_a_renamed_pair_encodes_nothing(edits):

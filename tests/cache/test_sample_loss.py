@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +12,12 @@ from PIL import Image
 from tests.builders.caching import Run
 from tests.builders.refusals import refused
 
-from zerotrain.cache import code, encoding, mask_scaling
+from zerotrain.cache import mask_scaling
 from zerotrain.cache.orphans import orphan_shards
 from zerotrain.cache.reader import read_cache, stacked
 from zerotrain.data.dataset import read_dataset
 from zerotrain.errors import PipelineError
+from zerotrain.stages import cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.training.checkpointing.conditions import data_digest
 
@@ -98,29 +99,20 @@ def test_a_mask_image_is_cut_and_scaled_as_its_image(run, family, capsys):
     assert "18.png: no mask: no 18.* in" in said
 
 
-def test_edited_code_of_masks_compares_them_alone(run, family, capsys, monkeypatch):
-    """Equal ones are kept, others are scaled again; without masks their code is in no digest."""
+def test_a_raised_version_compares_masks_too(run, family, capsys, monkeypatch):
+    """Equal ones are kept, others are scaled again."""
     data = {"loss_mask": "alpha", "holdout": 0.0}
-    run.cache(name="plain", data={"holdout": 0.0})
     run.cache(data=data)
-    codes = [
-        json.loads((run.folder / name / "records/encoding.json").read_text())["code"]
-        for name in ("plain", "cache")
-    ]
-    assert {*codes[1]} - {*codes[0]} == {"loss masks"}
-    assert {name: codes[1][name] for name in codes[0]} == codes[0]
-    digests = code.code_digests
-
-    def edited(*args, **given):
-        found = digests(*args, **given)
-        return found | ({"loss masks": "0" * 64} if "loss masks" in found else {})
-
-    monkeypatch.setattr(encoding, "code_digests", edited)
+    present = cache_latents.present
+    monkeypatch.setattr(
+        cache_latents, "present", lambda *words: replace(present(*words), stage=number)
+    )
     capsys.readouterr()
+    number = 2
     run.cache(data=data)
     said = capsys.readouterr().out
-    assert re.search(r"code \w+ -> 0+\): \d+ loss masks are kept", said)
-    assert "latents are" not in said
+    assert re.search(r"version 1 -> version 2\): \d+ loss masks are kept", said)
+    number = 3
     read = mask_scaling.read_mask
     monkeypatch.setattr(mask_scaling, "read_mask", lambda *args: 1 - read(*args))
     run.cache(data=data)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from zerotrain.cache.record import ENCODING, read_record
 from zerotrain.cache.reuse import first_deviation, spread
 from zerotrain.cache.tokenising import Tokenising
 from zerotrain.machine.software import software
+from zerotrain.stages import cache_latents
 
 DONE = "encoded {} of 20 latents, {} of 4 captions; the rest was in the cache"
 
@@ -54,18 +57,24 @@ def test_an_upgrade_that_changes_no_number_changes_no_byte(run, family, upgrade,
     assert said[2:] == [DONE.format(0, 0)]
 
 
-def test_an_edit_of_the_encoding_code_alone_is_compared_for_what_it_touches(run, family, capsys):
-    """Code of prompts leaves images alone: no encoder is asked for one."""
+def test_a_raised_version_of_the_stage_is_compared(run, family, monkeypatch, capsys):
+    """As other software is: what is equal is kept."""
     before = contents(run.cache())
     lines(capsys)
-    family.image_batches.clear()
-    family.prompt_code = ("zerotrain.models.families.chunks",)
+    monkeypatch.setattr(cache_latents, "present", partial(raised, cache_latents.present))
     assert contents(run.cache()) == before
-    assert family.image_batches == []
     said = lines(capsys)
-    assert len(said) == 2
-    assert said[0].startswith("software changed (code ")
-    assert "): 4 captions are kept" in said[0]
+    assert said[0] == (
+        "software changed (cache_latents version 1 -> version 2): 20 latents are kept; "
+        "8 of them, encoded again, are equal"
+    )
+    assert "): 4 captions are kept" in said[1]
+
+
+def raised(present, *words, **given):
+    """Return the record of a process whose stage has the next version."""
+    found = present(*words, **given)
+    return replace(found, stage=found.stage + 1)
 
 
 def test_other_numbers_are_encoded_again_with_one_sentence(run, family, upgrade, capsys):

@@ -67,3 +67,11 @@ def test_fitting_makes_the_autoencoder_show_its_images(monkeypatch, capsys):
     assert scaled.mean().item() == pytest.approx(0.0, abs=1e-4)
     assert scaled.std().item() == pytest.approx(1.0, rel=1e-4)
     assert error < 0.1 * pixels.var()
+
+
+def test_a_tokenizer_is_the_same_in_each_call() -> None:
+    """Also where pairs of tokens are equally frequent."""
+    captions = ["a green boat, far away", "a red house", "a cat"]
+    vocabularies = [nano_parts.train_tokenizer(captions).get_vocab() for _ in range(20)]
+    made = {tuple(sorted(one.items())) for one in vocabularies}
+    assert len(made) == 1

@@ -33,7 +33,6 @@ class Toy(DiffusionFamily):
     )
     parts = ("scheduler", "text_encoder", "tokenizer", "unet", "vae")
     text_parts = ("text_encoder", "tokenizer")
-    encoding_code = ("zerotrain.models.families.toy", "zerotrain.models.families.pipelines")
 
     def load_encoders(self, base, device, max_sequence_length=None, dtype=torch.float32):
         return ToyEncoders(Toy.pipeline, base, device, dtype, "unet")

@@ -6,14 +6,6 @@ import tests.gpu.jobs
 import tests.training.conftest  # noqa: F401
 from deepspeed.accelerator import get_accelerator
 
-import zerotrain.artifact.sources
-import zerotrain.models.families.sdxl
-import zerotrain.training.engines.torch_engine
-import zerotrain.training.engines.zero_engine
-import zerotrain.training.rank
-import zerotrain.training.reporting.event_files
-
-zerotrain.artifact.sources.training_digest("sdxl")  # reads most of the package
 PROCESSOR = cpuinfo.get_cpu_info()
 cpuinfo.get_cpu_info = lambda: PROCESSOR
 if get_accelerator().device_name() == "cpu":

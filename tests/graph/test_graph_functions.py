@@ -14,7 +14,6 @@ from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import EXIT_USER_ERROR
 from zerotrain.pipeline.graph import resources as graph_resources
-from zerotrain.pipeline.graph.code import KEPT
 from zerotrain.pipeline.graph.inputs import JobInputs
 from zerotrain.pipeline.graph.parameters import JobParameters, option
 from zerotrain.pipeline.graph.resources import GIB, UNKNOWN, JobResources
@@ -182,9 +181,7 @@ def test_an_external_checkpoint_is_its_files(run, capsys) -> None:
 
 def test_parameters_are_the_values_of_the_runs_sections(run) -> None:
     """As JSON; of a preset alone what a real model is taken without."""
-    parameters = JobParameters(
-        Runs({"a.yaml": run(), "b.yaml": run(run="two", seed=4)}), records=True
-    )
+    parameters = JobParameters(Runs({"a.yaml": run(), "b.yaml": run(run="two", seed=4)}))
     first, second = Wildcards(run="one", phase="plain"), Wildcards(run="two", phase="plain")
     assert parameters.config_file(second, None) == "b.yaml"
     export, base = parameters.settings("export_weights"), parameters.settings("build_base")
@@ -195,22 +192,20 @@ def test_parameters_are_the_values_of_the_runs_sections(run) -> None:
     assert parameters.settings("report") == {}
     assert [*parameters.settings("render_launch")][-1] == "max_sequence_length"
     assert "name" not in parameters.data(first)
-    assert parameters.code("cache_latents")(first).files
-    assert JobParameters(Runs({"a.yaml": run()}), records=False).code("report")(first) == KEPT
-    real = JobParameters(Runs({"a.yaml": run(base="sdxl")}), records=True)
+    real = JobParameters(Runs({"a.yaml": run(base="sdxl")}))
     assert real.settings("build_base")["seed"](Wildcards()) is None
 
 
 def test_a_phase_is_recorded_without_what_comes_after_it(run) -> None:
     """With every value of it, those of other phases too where a stage reads them."""
-    parameters = JobParameters(Runs({"a.yaml": run()}), records=True)
+    parameters = JobParameters(Runs({"a.yaml": run()}))
     found = parameters.settings("render_launch")["phases"](Wildcards(phase="plain"))
     assert [one["name"] for one in found] == ["plain"]
-    assert found[0]["train"]["code_changes"] == "keep"
-    asked = Runs({"a.yaml": run(train={"resolution": 32, "code_changes": "rerun"})})
-    parameters = JobParameters(asked, records=True)
+    assert found[0]["train"]["on_change"] == "restart"
+    asked = Runs({"a.yaml": run(train={"resolution": 32, "on_change": "continue"})})
+    parameters = JobParameters(asked)
     found = parameters.settings("render_launch")["phases"](Wildcards(phase="big"))
-    assert [one["train"]["code_changes"] for one in found] == ["rerun", "rerun"]
+    assert [one["train"]["on_change"] for one in found] == ["continue", "continue"]
 
 
 def test_an_option_is_left_out_with_its_input() -> None:

@@ -475,7 +475,7 @@ def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
         "machines", "cpu_checkpointing",
         "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS, "use_ema",
         *keys_of(Role.OF_EMA), "find_unused_parameters", *keys_of(Role.ROUNDING),
-        "num_cpu_threads_per_process", "lock_lease", "on_change", "code_changes", "nan_action",
+        "num_cpu_threads_per_process", "lock_lease", "on_change", "nan_action",
         "report_to", "tracker_project_name", "tracker_run_name",
         "validation",
     }  # fmt: skip

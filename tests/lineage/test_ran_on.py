@@ -16,7 +16,7 @@ def ran_on(step: int = 700, **changes: Any) -> RanOn:
 
 def test_exact_covers_the_steps_since_the_last_change():
     assert ran_on().exact == (
-        "steps 301 to 700, since the change after step 300: training code ffffffffff → 0123456789, "
+        "steps 301 to 700, since the change after step 300: version of train_phase 1 → 2, "
         "NVIDIA_TF32_OVERRIDE unset → 0"
     )
     none = RanOn.of(make_position(ran_on=RAN_ON))
@@ -47,7 +47,7 @@ def test_rows_name_versions_device_and_threads_shortly():
         ("threads per process", "8"),
         ("versions", "torch 2.13.0, diffusers 0.36.0, python 3.12.3"),
         ("environment", "NVIDIA_TF32_OVERRIDE=0"),
-        ("training code", "0123456789"),
+        ("version of train_phase", "2"),
     ]
 
 
@@ -56,7 +56,7 @@ def test_changes_are_reported_in_plain_words():
     assert said == [
         "after step 120: torch 2.12.0 → 2.13.0",
         "after step 120: gradient_checkpointing false → true",
-        "after step 300: training code ffffffffff → 0123456789",
+        "after step 300: version of train_phase 1 → 2",
         "after step 300: NVIDIA_TF32_OVERRIDE unset → 0",
     ]
 

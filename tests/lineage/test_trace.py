@@ -139,7 +139,7 @@ def test_a_trace_says_what_each_phase_and_the_cache_ran_on(tmp_path, monkeypatch
     conftest.build()
     encoded = {"versions.torch": "2.11.0", "versions.diffusers": "0.36.0", "device": "cpu"}
     cache = Path("results/data/cats/cache/64")
-    write_record(tmp_path / "encoding.json", Record({"image": "c0de"}, encoded))
+    write_record(tmp_path / "encoding.json", Record(encoded))
     text = (tmp_path / "encoding.json").read_bytes()
     (cache / "records").mkdir()
     (cache / "records" / "encoding.json").write_bytes(text)
@@ -166,7 +166,7 @@ def test_the_commit_of_a_checkpoint_is_in_its_records(chain: Path) -> None:
     """The source that published it."""
     facts = {one["path"]: one["facts"] for one in document()["artifacts"]}
     assert "commit" not in facts[f"{RUN}/plain/checkpoint"]
-    said = {"commit": "0123456789abcdef", "code": "c0de"}
+    said = {"commit": "0123456789abcdef", "version": 7}
     folder = Path("results/hand")
     with artifact.publish(folder, "checkpoint") as draft:
         (draft.folder / "checkpoint.json").write_text(conftest.position("plain", 3))

@@ -55,7 +55,6 @@ ALLOWED = {
         ("yaml.parse", "yaml.load", "yaml.compose", "YAML", "tomllib.loads"), "counts values first"
     ),
     "artifact/in_use.py": Allowed(("os.open",), "locks a folder"),
-    "artifact/sources.py": Allowed(("read_bytes",), "the package's own modules"),
     "artifact/whole_file.py": Allowed(("os.open",), "flushes a file that was just written"),
     "cli/__init__.py": Allowed(("os.open",), "/dev/null"),
     "config/edit.py": Allowed(("YAML",), EDITED),
@@ -79,7 +78,6 @@ ALLOWED = {
     "models/families/tokenizer_process.py": Allowed(("json.loads",), PARENT),
     "pipeline/checks/base.py": Allowed(("tomllib.loads", "read_text"), OWN),
     "pipeline/cluster/profile.py": Allowed(("read_text",), OWN),
-    "pipeline/graph/code.py": Allowed(("read_bytes",), "the package's own modules"),
     "pipeline/sweep.py": Allowed(("YAML",), EDITED),
     "pipeline/watch/command.py": Allowed(("open",), "a copy of its own standard output"),
 }

@@ -125,7 +125,7 @@ def test_what_a_fork_cannot_trace_is_traced_here(
 
 
 def test_what_changes_a_trace_changes_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Model, adapter, what is frozen, tokens and code; not the learning rate."""
+    """Model, adapter, what is frozen, tokens and version; not the learning rate."""
     base = trace_store.model_key(run(), "nano", None)
     assert base == trace_store.model_key(run(train={"learning_rate": 1}), "nano", None)
     others = [
@@ -135,7 +135,7 @@ def test_what_changes_a_trace_changes_its_key(monkeypatch: pytest.MonkeyPatch) -
     ]  # fmt: skip
     for other in others:
         assert trace_store.model_key(other, other.base, None) != base
-    monkeypatch.setattr(trace_store, "source_digest", lambda *_: "another")
+    monkeypatch.setattr(trace_store, "VERSION", 0)
     assert trace_store.model_key(run(), "nano", None) != base
 
 

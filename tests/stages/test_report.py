@@ -416,11 +416,12 @@ def test_the_page_says_what_is_exact_and_what_changed(settings, tmp_path):
     ]
     text = show(settings, folders, tmp_path).text
     assert "phase steps that are exact plain steps 121 to 300, since the change" in text
-    assert "offload steps 301 to 700, since the change after step 300: training code" in text
+    exact = "offload steps 301 to 700, since the change after step 300: version of train_phase"
+    assert exact in text
     assert (
         "Changed while it trained Dotted lines in the figures. phase after step what before after "
         "plain 120 torch 2.12.0 2.13.0 plain 120 gradient_checkpointing false true "
-        "offload 300 training code ffffffffff 0123456789 offload 300 NVIDIA_TF32_OVERRIDE unset 0"
+        "offload 300 version of train_phase 1 2 offload 300 NVIDIA_TF32_OVERRIDE unset 0"
     ) in text
     assert "phase plain phase offload device NVIDIA H100 80GB HBM3, driver 570.86" in text
 
@@ -436,7 +437,7 @@ def test_a_page_without_changes_or_records_has_no_table_of_them(settings, tmp_pa
 
 def test_the_commit_is_in_the_records(settings, tmp_path):
     only = phase(tmp_path / "plain", step=3)
-    said = {"commit": "0123456789abcdef", "code": "c0de"}
+    said = {"commit": "0123456789abcdef", "version": 7}
     with artifact.publish(only / "checkpoint", "checkpoint") as draft:
         (draft.folder / "state.json").write_text("{}")
         (draft.folder / "records").mkdir()

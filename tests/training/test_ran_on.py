@@ -20,7 +20,7 @@ from zerotrain.training.checkpointing import conditions
 from zerotrain.training.checkpointing.provenance import continue_history
 
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": ["to_q", "to_k", "to_v"]}
-KEYS = {"code", "cache", "threads", "device", "versions.torch", "versions.diffusers"} | {
+KEYS = {"version", "cache", "threads", "device", "versions.torch", "versions.diffusers"} | {
     "versions.python", "gradient_checkpointing", "micro_batch_size", "gradient_accumulation_steps",
 }  # fmt: skip
 TOLERANCE = 2e-5
@@ -65,8 +65,8 @@ def test_a_half_trained_run_resumes_after_the_advice_against_out_of_memory(
     assert position.ran_on["versions.torch"] == torch.__version__
     assert checkpoint.content["trains"] == rolling(training, "whole", 8).content["trains"]
     made_by = json.loads(checkpoint.path("records/made_by.json").read_text())
-    assert made_by.keys() == {"commit", "code"}
-    assert made_by["code"] == position.ran_on["code"]
+    assert made_by.keys() == {"commit", "version"}
+    assert made_by["version"] == position.ran_on["version"]
     said = training.output.read_text()
     line = "changed: from step 4 on something else than before, recorded: gradient_accumulation"
     assert said.count(line) == 1
@@ -89,7 +89,7 @@ def with_ran_on(training: Any, name: str, step: int, **changes: Any) -> None:
 def test_other_versions_and_code_resume_and_are_recorded(training: Any) -> None:
     """The same step, one line, an entry each; a second resume on the same records nothing."""
     training.run("plain", "torch", 3)
-    before = {"versions.torch": "2.9.1", "versions.diffusers": "0.30", "code": "0" * 64}
+    before = {"versions.torch": "2.9.1", "versions.diffusers": "0.30", "version": 0}
     with_ran_on(training, "plain", 3, **before, device="NVIDIA H100 80GB HBM3")
     training.phase("plain", "torch", 5)
     training.prepare("plain")
@@ -97,11 +97,11 @@ def test_other_versions_and_code_resume_and_are_recorded(training: Any) -> None:
     assert len(training.losses("plain")) == 5
     position = training.checkpoint("plain", 5).position
     assert [one["key"] for one in position.history] == [
-        "code", "device", "versions.diffusers", "versions.torch",
+        "device", "version", "versions.diffusers", "versions.torch",
     ]  # fmt: skip
     assert {one["key"]: one["old"] for one in position.history}["versions.torch"] == "2.9.1"
     said = training.output.read_text()
-    assert "recorded: code 000000000000 -> " in said
+    assert "version 0 -> 1" in said
     assert "versions.torch 2.9.1 -> " in said
     training.run("plain", "torch", 6)
     assert training.checkpoint("plain", 6).position.history == position.history

@@ -7,7 +7,6 @@ ones; only the stages do not run.
 from __future__ import annotations
 
 import compileall
-import contextlib
 import json
 import os
 import re
@@ -20,13 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain.config.read import read_config
 from zerotrain.models.families.layouts import LAYOUTS
-from zerotrain.pipeline.graph.code import READ_SOURCES, job_code
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("Snakefile", "rules", "config", "profiles", "envs", "workflow/zerotrain",
-          ".dvc/config", ".dvcignore", ".gitignore", str(READ_SOURCES))  # fmt: skip
+          ".dvc/config", ".dvcignore", ".gitignore")  # fmt: skip
 FAKE = Path(__file__).with_name("fake_zerotrain.py")
 SERVER = Path(__file__).with_name("command_server.py")
 CLIENT = Path(__file__).with_name("forked_command.py")
@@ -199,13 +196,9 @@ def jobs_of(output: str) -> Jobs:
 def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The socket of a process that runs commands in forks of itself; next to it are its clients.
 
-    The copies of the project take along what is compiled, and what calls have read from sources.
+    The copies of the project take along what is compiled.
     """
     compileall.compile_dir(ROOT / "workflow/zerotrain", quiet=2)
-    with contextlib.chdir(ROOT):
-        run = read_config(Path("config/config.yaml"))
-        for rule in ("build_base", "cache_latents", "render_launch", "evaluate", "report"):
-            job_code(rule, run, run.phases[0])
     folder = tmp_path_factory.mktemp("commands")
     for name in ("snakemake", "dvc", "python"):
         (folder / name).write_text(f"#!{sys.executable} -IS\n{CLIENT.read_text()}")

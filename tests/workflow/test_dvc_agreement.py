@@ -15,6 +15,7 @@ import psutil
 import pytest
 import yaml
 from tests.workflow.conftest import create
+from tests.workflow.jobs import raised
 
 pytestmark = pytest.mark.slow  # each begins with a run under DVC, which takes seconds to make
 
@@ -185,64 +186,24 @@ def test_outputs_that_dvc_brought_back_are_distinguished_from_others(agreed):
     assert Path(grid).exists()
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        "workflow/zerotrain/stages/evaluate.py||EDITED = 1\n",
-        pytest.param(f"{CONFIG}|_scale: 3|_scale: 2", marks=pytest.mark.soak),
-    ],
-)
-def test_what_is_edited_while_a_stage_runs_is_not_taken_for_what_it_was_made_from(agreed, edit):
+def test_what_is_edited_while_a_stage_runs_is_not_taken_for_what_it_was_made_from(agreed):
     """Neither tool blesses the outputs: the stages that took it in are made again."""
-    agreed.append("workflow/zerotrain/stages/evaluate.py", "NEW = 1\n")
-    agreed.must("snakemake", "--cores", "1", "train", EDIT=f"evaluate|{edit}")
+    raised("evaluate")(agreed)
+    edit = f"evaluate|{CONFIG}|_scale: 3|_scale: 2"
+    agreed.must("snakemake", "--cores", "1", "train", EDIT=edit)
     assert agreed.planned("train") == {"evaluate": 2, "report": 1}
     assert {"evaluate-plain", "evaluate-offload"} <= stale(agreed)
 
 
 @pytest.mark.soak
-def test_a_stage_of_dvc_whose_code_is_edited_meanwhile_fails(agreed):
-    """It says which file; called again, DVC makes it of the edited code."""
-    source = "workflow/zerotrain/stages/report.py"
-    agreed.append(source, "NEW = 1\n")
-    done = agreed.command("dvc", "repro", EDIT=f"report|{source}||EDITED = 1\n")
-    assert done.returncode != 0
-    assert f"ERROR: {source}: edited while report ran" in done.stdout
-    agreed.calls()
-    assert agreed.planned("train") == {"report": 1}  # nor does Snakemake take it for right
-    agreed.must("dvc", "repro")
-    assert agreed.calls() == ["report"]
-    assert clean(agreed)
-    assert agreed.planned("train") == {}
-
-
-@pytest.mark.soak
 def test_dvc_yaml_follows_the_graph(agreed):
-    """A phase more, or an import more: after snakemake, dvc.yaml and dvc.lock have it."""
+    """A phase more: after snakemake, dvc.yaml and dvc.lock have it; a raised version is seen."""
     agreed.edit(CONFIG, "launch: zero2_offload\n", "launch: zero2_offload\n" + MORE)
     agreed.build("train")
     assert "train_phase-more:" in (agreed.folder / "dvc.lock").read_text()
     assert clean(agreed)
-    agreed.append("workflow/zerotrain/extra.py", "VALUE = 1\n")
-    agreed.append("workflow/zerotrain/stages/report.py", "import zerotrain.extra\n")
-    agreed.build("train")
-    assert clean(agreed)
-    agreed.append("workflow/zerotrain/extra.py", "VALUE = 2\n")
+    raised("report")(agreed)
     assert stale(agreed) == {"report"}
-
-
-@pytest.mark.soak
-def test_a_stage_of_dvc_that_dvc_yaml_tells_wrong_fails(agreed):
-    """DVC would not see edits of a file that dvc.yaml does not name."""
-    agreed.append("workflow/zerotrain/extra.py", "VALUE = 1\n")
-    agreed.append("workflow/zerotrain/stages/report.py", "import zerotrain.extra\n")
-    done = agreed.command("dvc", "repro")
-    assert done.returncode != 0
-    assert "`zerotrain dvc generate config/config.yaml`" in done.stdout
-    assert agreed.calls() == []
-    assert agreed.command("python", "-m", "zerotrain", "dvc", "generate").returncode == 0
-    assert agreed.command("dvc", "repro").returncode == 0
-    assert agreed.calls() == ["report"]
 
 
 @pytest.mark.soak
@@ -263,9 +224,8 @@ def test_dvc_sees_a_value_that_is_given_for_the_first_time(agreed):
 
 def test_an_edit_before_a_kill_is_not_blessed_after_it(agreed):
     """What was edited while a stage ran is known from the records alone."""
-    source = "workflow/zerotrain/stages/evaluate.py"
-    agreed.append(source, "NEW = 1\n")
-    words, edit = ("snakemake", "--cores", "1", "train"), f"evaluate|{source}||EDITED = 1\n"
+    raised("evaluate")(agreed)
+    words, edit = ("snakemake", "--cores", "1", "train"), f"evaluate|{CONFIG}|_scale: 3|_scale: 2"
     process = agreed.hang("report", *words, EDIT=edit)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

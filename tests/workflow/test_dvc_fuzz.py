@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -29,8 +30,8 @@ DISAGREED = "above it says why"
 """What stands in our warnings; DVC has some of its own after a kill."""
 STAGES = ("prepare_dataset", "build_base", "cache_latents", "render_launch", "train_phase",
           "export_weights", "evaluate", "report")  # fmt: skip
-OF_CODE = ("train_phase", "export_weights", "evaluate", "report")
-"""Stages whose code is edited: no such edit makes other inputs of a training that is kept."""
+RAISED = ("train_phase", "export_weights", "evaluate", "report")
+"""Stages whose version is raised: none makes other inputs of a training that is kept."""
 MADE = ("manifest.json", "metrics.json", "payload.bin")
 SOURCES = ("Snakefile", "rules", "config", "profiles", "envs", "workflow", "photos", "sdxl", "bin")
 
@@ -187,11 +188,9 @@ class Fuzz:
         self.must("snakemake", "--unlock")
 
     def meanwhile(self) -> None:
-        """Code or values are edited while a stage runs that takes them in."""
+        """Values are edited while a stage runs that takes them in."""
         stage = self.random.choice(STAGES)
-        edit = f"{stage}|workflow/zerotrain/stages/{stage}.py||N = {self.new_number()}\n"
-        if stage not in OF_CODE or self.random.random() < 0.5:
-            edit = f"{stage}|{CONFIG}|_scale: {self.random.choice('123')}|_scale: 4"
+        edit = f"{stage}|{CONFIG}|_scale: {self.random.choice('123')}|_scale: 4"
         tool = self.random.choice(["snakemake", "dvc"])
         self.story[-1] += f" {edit!r} under {tool}"
         words = ("snakemake", "--cores", "2", "train") if tool == "snakemake" else ("dvc", "repro")
@@ -207,7 +206,7 @@ class Fuzz:
     def edit(self) -> None:
         folder = self.project.folder
         what = self.random.choice([
-            "image", "old image", "config", "code", "rule", "comment", "phase", "import"
+            "image", "old image", "config", "version", "comment", "phase"
         ])  # fmt: skip
         number = self.new_number()
         if what in ("image", "old image"):
@@ -223,17 +222,13 @@ class Fuzz:
             what = key
         elif what == "phase":
             self._another_phase()
-        elif what == "import":
-            module = f"extra_{number}"
-            path = f"workflow/zerotrain/stages/{self.random.choice(OF_CODE)}.py"
-            self.project.append(f"workflow/zerotrain/{module}.py", "VALUE = 1\n")
-            self.project.append(path, f"import zerotrain.{module}  # noqa\n")
         elif what == "comment":
             self.project.append(CONFIG, f"# {number}\n")
         else:
-            stage = self.random.choice(OF_CODE)
-            path = "rules/{}.smk" if what == "rule" else "workflow/zerotrain/stages/{}.py"
-            self.project.append(path.format(stage), f"N = {number}\n")
+            stage = self.random.choice(RAISED)
+            path = folder / "workflow/zerotrain/artifact/stage_versions.py"
+            text = path.read_text()
+            path.write_text(re.sub(rf'"{stage}": \\d+', f'"{stage}": {number}', text))
             what += f" of {stage}"
         self.story[-1] += f" {what}"
 

@@ -18,6 +18,7 @@ from tests.workflow.jobs import (
     ONE_PHASE,
     both,
     config,
+    raised,
     refused,
     remove,
     replace,
@@ -31,9 +32,8 @@ from zerotrain.errors import EXIT_USER_ERROR
 
 FROM_TRAINING = {name: count for name, count in FROM_LAUNCH.items() if name != "render_launch"}
 RENDERING = {"render_launch": 2, "report": 1}
-FROM_BASE = EVALUATIONS | {"build_base": 1, "render_launch": 1}
+FROM_BASE = {"build_base": 1, "render_launch": 1, "report": 1}
 FROM_DATASET = EVALUATIONS | {"prepare_dataset": 1, "render_launch": 2}
-FROM_BOTH = FROM_BASE | FROM_DATASET
 BUT_THE_BASE = EVERYTHING | {"build_base": 0}
 
 TARGETS = {
@@ -82,7 +82,6 @@ def test_graph_default_target_is_everything_and_a_second_run_does_nothing(projec
     assert project.calls() == []
 
 
-RERUN = config("  resolution: 64", "  resolution: 64\n  code_changes: rerun")
 APPENDED = "launch: zero2_offload\n  - {name: third, until: 900, launch: torch}\n"
 EDITS = {
     "a caption": (rewrite("photos/cat.txt", "a cat that sleeps\n"), BUT_THE_BASE),
@@ -136,48 +135,33 @@ EDITS = {
     "a comment in the config": (config("# Two phases", "# Twice"), NOTHING),
     "a value written otherwise": (config("1.0e-3", "0.001"), NOTHING),
     "a default written out": (config("seed: 1", "seed: 1\nfamily: sdxl"), NOTHING),
-    "stages/prepare_dataset.py": (source("stages/prepare_dataset.py"), FROM_DATASET),
-    "stages/render_launch.py": (source("stages/render_launch.py"), RENDERING),
-    "stages/export_weights.py": (source("stages/export_weights.py"), NOTHING),
+    "version of prepare_dataset": (raised("prepare_dataset"), FROM_DATASET),
+    "version of build_base": (raised("build_base"), FROM_BASE),
+    "version of cache_latents": (raised("cache_latents"), EVALUATIONS | {"cache_latents": 1}),
+    "version of render_launch": (raised("render_launch"), RENDERING),
+    "version of train_phase": (raised("train_phase"), NOTHING),
+    "version of export_weights": (raised("export_weights"), NOTHING),
+    "version of evaluate": (raised("evaluate"), EVALUATIONS),
+    "version of report": (raised("report"), {"report": 1}),
+    "a value and a version": (
+        both(config("until: 700", "until: 800"), raised("prepare_dataset")),
+        FROM_DATASET | {"train_phase": 1, "export_weights": 1},
+    ),
     "rules/train_phase.smk": (replace("rules/train_phase.smk", "exec zero", "exec  zero"), NOTHING),
-    "stages/evaluate.py": (source("stages/evaluate.py"), EVALUATIONS),
-    "stages/report.py": (source("stages/report.py"), {"report": 1}),
-    "training/loop.py": (source("training/loop.py"), NOTHING),
-    "a comment and a docstring": (
-        both(
-            replace(
-                "workflow/zerotrain/artifact/manifest.py", "from __future__", "# A\nfrom __future__"
-            ),
-            replace(
-                "workflow/zerotrain/training/loop.py",
-                "\n\nfrom __future__",
-                "\n\n# A\nfrom __future__",
-            ),
-        ),
+    "rules/report.smk": (replace("rules/report.smk", "zerotrain ", "zerotrain  "), {"report": 1}),
+    "sources": (
+        both(source("stages/prepare_dataset.py"), source("training/loop.py")),
         NOTHING,
     ),
-    "models/families/sdxl.py": (source("models/families/sdxl.py"), FROM_BASE),
-    "models/families/pipelines.py": (
-        source("models/families/pipelines.py"),
-        FROM_BASE | {"cache_latents": 1},
-    ),
-    "artifact/manifest.py": (source("artifact/manifest.py"), FROM_BOTH),
-    "a value and a source": (
-        both(config("until: 700", "until: 800"), source("artifact/manifest.py")),
-        FROM_BOTH | {"train_phase": 1, "export_weights": 1},
-    ),
-    "cli/stages.py": (source("cli/stages.py"), NOTHING),
-    "pipeline/new_run.py": (source("pipeline/new_run.py"), NOTHING),
-    "dvc.py": (source("dvc.py"), NOTHING),
 }
 
 
 REPEATED = (
     "data.repeats", "seed", "train.learning_rate of the first phase", "until of the last phase",
     "resolution of the last phase", "launch of the last phase", "a preset that no phase names",
-    "export.dtype", "data.num_workers", "a value written otherwise", "stages/export_weights.py",
-    "stages/evaluate.py", "stages/report.py", "models/families/pipelines.py",
-    "a value and a source", "pipeline/new_run.py",
+    "export.dtype", "data.num_workers", "a value written otherwise", "version of build_base",
+    "version of evaluate", "version of report", "version of export_weights",
+    "a value and a version",
 )  # fmt: skip
 """Edits of kinds of which another is in `make test`; test_parameters.py has every value."""
 
@@ -213,26 +197,14 @@ def test_graph_length_of_captions_is_planned_with_again_by_auto_alone(project):
 
 
 @pytest.mark.slow
-def test_graph_code_is_trained_again_where_that_is_asked_for(built):
-    """`code_changes: rerun`: of the code that decides numbers, and of nothing that only shows."""
-    RERUN(built)
-    assert built.planned("train") == FROM_LAUNCH
-    built.build("train")
-    source("training/reporting/display.py")(built)
-    assert built.planned("train") == NOTHING
-    source("training/loop.py")(built)
-    assert built.planned("train") == FROM_TRAINING
-
-
-@pytest.mark.slow
-def test_graph_half_trained_run_plans_the_rest_whatever_the_code(project):
+def test_graph_half_trained_run_plans_the_rest_whatever_the_versions(project):
     """What is missing is planned, and after an edit or an upgrade what costs little."""
     project.snakemake("--cores", "2", "train", STOP="train_phase")
     assert project.planned("train") == FROM_TRAINING
-    source("training/loop.py")(project)
+    raised("train_phase")(project)
     assert project.planned("train") == FROM_TRAINING
-    source("artifact/manifest.py")(project)
-    assert project.planned("train") == FROM_TRAINING | FROM_BOTH
+    raised("prepare_dataset")(project)
+    assert project.planned("train") == FROM_TRAINING | FROM_DATASET
 
 
 OTHER_MACHINE = """
@@ -269,7 +241,7 @@ def test_graph_base_of_a_preset_stays_as_it_is_built_until_it_is_asked_for(built
     does, removing it, and an edit of a value that it is built from."""
     base = built.folder / "results/tiny/base/manifest.json"
     EDITS["a caption"][0](built)
-    source("stages/build_base.py")(built)
+    raised("build_base")(built)
     assert built.planned("train") == without_zeros(BUT_THE_BASE)
     before = base.read_bytes()
     assert "build_base results/tiny/base: kept as it is" in built.must(
@@ -481,7 +453,7 @@ def test_graph_names_the_target_that_is_nearest_to_a_mistyped_one(project, targe
 @pytest.mark.parametrize("words", [("-n",), ("--cores", "1")])
 def test_graph_in_a_folder_of_another_user_is_one_sentence(project, words):
     """Snakemake writes into its own folder there, also in a dry run; nothing is made."""
-    (project.folder / ".snakemake/locks").mkdir(exist_ok=True)
+    (project.folder / ".snakemake/locks").mkdir(parents=True, exist_ok=True)
     nobody = (
         "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
         # Reads the interpreter wherever it is installed, and writes nothing of root's.
@@ -572,7 +544,7 @@ def test_graph_stopped_training_is_unfinished(project):
 @pytest.mark.slow
 def test_graph_kept_training_whose_inputs_changed_after_all_is_reported_and_run_next(built):
     """What another version renders otherwise is no reason to train in the same call."""
-    source("stages/render_launch.py")(built)
+    raised("render_launch")(built)
     printed = built.must("snakemake", "--cores", "2", "train")
     ran = built.calls()
     assert {stage: ran.count(stage) for stage in ran} == RENDERING

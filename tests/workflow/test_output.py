@@ -9,6 +9,7 @@ import subprocess
 import time
 
 import pytest
+from tests.workflow.jobs import raised
 
 HEADER = (
     "Using workflow specific profile profiles/default for setting default command line arguments."
@@ -126,17 +127,17 @@ def test_output_of_a_dry_run_names_changed_keys_and_files(built):
 
 @pytest.mark.slow
 def test_output_says_why_a_folder_is_made_again(built):
-    """Code of ours, a file that is missing, a file that is damaged, and what was forced."""
+    """A version of ours, a file that is missing, a file that is damaged, and what was forced."""
     weights = built.folder / "results" / "tiny" / "plain" / "weights" / "payload.bin"
     weights.write_bytes(bytes(weights.stat().st_size))
     assert "export_weights tiny/plain: damaged: results/tiny/plain/weights/payload.bin" in dry_run(
         built
     )
     (built.folder / "results" / "tiny" / "offload" / "metrics.json").unlink()
-    built.append("workflow/zerotrain/models/families/prompt_tokens.py", "\nEDITED = 1\n")
+    raised("build_base")(built)
     jobs = dry_run(built)
     assert "evaluate tiny/offload: missing: results/tiny/offload/metrics.json" in jobs
-    assert "build_base tiny: its code changed" in jobs
+    assert "build_base tiny: its stage has version 2, 1 before" in jobs
     assert "report tiny: forced" in dry_run(built, "--forceall")
 
 

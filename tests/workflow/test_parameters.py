@@ -128,7 +128,6 @@ OTHER_VALUES: dict[str, Any] = {
     },
     "train.ema_device": "cpu",
     "train.save_every": 50,
-    "train.code_changes": "rerun",
     "train.keep_every": 100,
     "train.disk_low_threshold": "1 GiB",
     "train.report_to": ["tensorboard", "wandb"],
@@ -264,7 +263,7 @@ FIRST_JOB = {
 
 ALONE = {
     "run": "not made yet",
-    "family": "the code of its family changed",
+    "family": "family sdxl -> sd3",
     "resume_from_checkpoint": "not made yet",
     "data.name": "not made yet",
     "train.resolution": "train.resolution 64 -> 128",

@@ -46,13 +46,6 @@ def test_the_run_of_the_datasets_name_takes_the_cache_as_it_is(project):
     assert project.planned("base") == {"build_base": 1}
 
 
-def test_code_changes_are_kept_where_families_differ(built):
-    """An edit of code that trains plans nothing for the trained run of a file of two families."""
-    add_other(built, **{"\n  name: tiny": "", "base: nano": "base: nano\nfamily: sd3"})
-    built.append("workflow/zerotrain/training/loop.py", "\nEDITED = 1\n")
-    assert built.planned("train", *BOTH) == EVERYTHING
-
-
 @pytest.mark.slow
 def test_two_runs_of_one_dataset_have_nothing_left_to_do(built):
     """Trained one after the other: each then has nothing to do, nor have both."""

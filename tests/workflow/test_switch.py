@@ -164,13 +164,13 @@ def test_a_switch_that_fails_restores_the_configuration(stopped):
     ("edited", "jobs"),
     [
         ("photos/cat.txt", "cache_latents, prepare_dataset"),
-        ("workflow/zerotrain/cache/encoding.py", "cache_latents"),
+        ("workflow/zerotrain/artifact/stage_versions.py", "cache_latents"),
     ],
 )
 def test_a_switch_after_a_change_of_what_it_depends_on_is_refused(stopped, edited, jobs):
     """Training would start from step 0: the refusal names the jobs that would run, and nothing
     runs."""
-    stopped.append(edited, "\nEDITED = 1\n")
+    stopped.append(edited, '\nVERSIONS = {**VERSIONS, "cache_latents": 2}\n')
     former = (stopped.folder / CONFIG).read_text()
     printed = switch(stopped, "--to", "zero2", code=2)
     assert f"depends on has changed since it was trained: {jobs} would run first" in printed

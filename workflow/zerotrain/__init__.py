@@ -2,7 +2,7 @@
 
 import os
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # A model's config.json may name a kernel, which transformers would download and run; it reads this
 # when it is imported.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 from zerotrain import __version__
-from zerotrain.artifact.sources import PACKAGE
+
+PACKAGE = Path(__file__).parents[1]
 
 
 def source_commit() -> str | None:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.tensor_file import FLOAT_TYPES
 from zerotrain.cache.batching import batch_size, filled, restore_order, split, split_by_size
-from zerotrain.cache.code import IMAGES, TEXTS, code_digests
 from zerotrain.cache.layout import LATENTS
 from zerotrain.cache.precision import full_precision
 from zerotrain.cache.reuse import Group
@@ -73,8 +72,6 @@ class Encoding(SampleKeys):
         reads: Conditioning | None = None,
     ) -> None:
         super().__init__(settings, pixels, family, base, reads=reads)
-        self.code = code_digests(self.source, family, reads, masks=settings.data.has_masks)
-        """Digest of the code of each group, by its name; not part of the keys."""
         self._encoders: Encoders | None = None
         self._gpu_bytes = device_bytes(self.device)
 
@@ -266,13 +263,13 @@ class Encoding(SampleKeys):
 
         by_length = sorted(texts, key=length)
         return [
-            Group(IMAGES, "latents", latents, self._latents, IMAGES_DTYPE, self._shown_image),
+            Group("latents", latents, self._latents, IMAGES_DTYPE, self._shown_image),
             Group(
-                *(IMAGES, "sets of conditioning images", conditioning, self._encoded_conditioning),
+                *("sets of conditioning images", conditioning, self._encoded_conditioning),
                 *(IMAGES_DTYPE, lambda key: self._conditioning[key][0]),
             ),
             Group(
-                *(TEXTS, "captions", by_length, self._text, self.text_dtype),
+                *("captions", by_length, self._text, self.text_dtype),
                 lambda key: repr(self._captions[key][0]),
             ),
         ]

@@ -8,7 +8,7 @@ range, so that it encodes only what is new.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -95,7 +95,6 @@ def take_ranges(
     output: Path,
     folders: Iterable[Path],
     now: Record,
-    groups: Collection[str],
 ) -> None:
     """Make the content of ranges available to the cache, unless other software encoded it.
 
@@ -104,7 +103,6 @@ def take_ranges(
         output: The folder of the cache.
         folders: The folders of the ranges.
         now: The record of this process.
-        groups: Names of the groups whose code counts.
 
     Raises:
         PipelineError: a folder is not published, or a file differs from its manifest.
@@ -112,7 +110,7 @@ def take_ranges(
     for folder in folders:
         files = artifact.read(folder, KIND).files
         record = read_record(folder / ENCODING)
-        if record is None or any(record.changes(now, group) for group in groups):
+        if record is None or record.changes(now):
             print(f"{folder}: encoded by other software; what the cache lacks is encoded again")
             continue
         with writing(output):

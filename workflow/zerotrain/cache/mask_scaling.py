@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from zerotrain.artifact.tensor_file import FLOAT_TYPES
-from zerotrain.cache.code import LOSS_MASKS
 from zerotrain.cache.keys import mask_key
 from zerotrain.cache.layout import LATENTS, MASK
 from zerotrain.cache.reuse import Group
@@ -68,8 +67,8 @@ class Masks:
             yield {MASK: mask.to(self._dtype).contiguous()}
 
     def group(self, keys: Sequence[str], stored: StoredShards) -> Group:
-        """Return what is compared of stored masks if the code that scales them has changed."""
+        """Return what is compared of stored masks after an upgrade."""
         return Group(
-            *(LOSS_MASKS, "loss masks", keys, lambda chosen: self.scaled(chosen, stored)),
+            *("loss masks", keys, lambda chosen: self.scaled(chosen, stored)),
             *(COMPUTED, lambda key: self._known[key][0].file),
         )

@@ -1,4 +1,4 @@
-"""Records of a cache: what encoded it (code, versions, switches, device), and long captions.
+"""Records of a cache: what encoded it (versions, switches, device), and long captions.
 
 They are not part of the cache's identity. records/encoding.json describes the encoding of a
 published cache, partial/encoding.json that of the unpublished shards. After an upgrade the present
@@ -18,6 +18,7 @@ import torch
 
 from zerotrain import __version__, artifact
 from zerotrain.artifact import RECORDS, documents, write_json
+from zerotrain.artifact.stage_versions import VERSIONS
 from zerotrain.cache.layout import KIND
 from zerotrain.data.dataset import Sample
 from zerotrain.errors import PipelineError
@@ -43,44 +44,43 @@ NOT_COMPARED = (
 
 @dataclass(frozen=True)
 class Record:
-    """The code, versions, switches and device that encoded tensors."""
+    """The versions, switches and device that encoded tensors."""
 
-    code: Mapping[str, str]
-    """Digest of the code of each group of series."""
     software: Mapping[str, str]
     """Versions, switches and device, as named by zerotrain.machine.software."""
+    stage: int = VERSIONS["cache_latents"]
+    """Version of the stage."""
     zerotrain: str = __version__
 
-    def changes(self, now: Record, group: str) -> dict[str, tuple[str, str]]:
-        """Return what a later record changes for one group: values before and after, by name."""
-        before, after = self._compared(group), now._compared(group)
+    def changes(self, now: Record) -> dict[str, tuple[str, str]]:
+        """Return what a later record changes: values before and after, by name."""
+        before, after = self._compared(), now._compared()
         return {
             name: (before.get(name, "none"), after.get(name, "none"))
             for name in sorted(before.keys() | after.keys())
             if before.get(name) != after.get(name)
         }
 
-    def _compared(self, group: str) -> dict[str, str]:
+    def _compared(self) -> dict[str, str]:
         found = {
             name: value
             for name, value in self.software.items()
             if name.startswith(COMPARED) and name not in NOT_COMPARED
         }
-        return {**found, "code": self.code.get(group, "none")[:12]}
+        return {**found, "cache_latents": f"version {self.stage}"}
 
 
-def present(code: Mapping[str, str], *, device: str | None = None) -> Record:
+def present(device: str | None = None) -> Record:
     """Return the record of this process.
 
     Args:
-        code: Digest of the code of each group.
         device: Kind of the device that encodes; None for tokenising.
     """
     found = software(PACKAGES)
     if device is not None:
         found |= device_software(torch.device(device))
         found |= {"cudnn.allow_tf32": "False", "cudnn.deterministic": "True"}
-    return Record(dict(code), found)
+    return Record(found)
 
 
 def write_record(path: Path, record: Record) -> None:

@@ -25,10 +25,8 @@ from zerotrain.cache.writer import ORPHANS, PARTIAL, PUBLISHED, StoredShards, Te
 
 @dataclass(frozen=True)
 class Group:
-    """The keys of a series whose tensors depend on the same code."""
+    """The keys of a series."""
 
-    code: str
-    """Name of the code's digest in the record."""
     what: str
     """Name of its items in messages."""
     keys: Sequence[str]
@@ -70,7 +68,7 @@ def keep_equal(stored: StoredShards, folder: Path, groups: Sequence[Group], now:
 def _compare(
     stored: StoredShards, group: Group, before: Record | None, now: Record, origin: str
 ) -> None:
-    changes = None if before is None else before.changes(now, group.code)
+    changes = None if before is None else before.changes(now)
     keys = [key for key in dict.fromkeys(group.keys) if key in stored]
     keys = [key for key in keys if stored.origin(key) == origin]
     if not keys or changes == {}:

@@ -12,8 +12,6 @@ import torch
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
-from zerotrain.cache.code import TOKENS as TOKENS_CODE
-from zerotrain.cache.code import tokenising_digests
 from zerotrain.cache.keys import tokens_key
 from zerotrain.cache.layout import KIND
 from zerotrain.cache.orphans import keep_orphans
@@ -131,7 +129,7 @@ def cache_text(
         check_packable(base)
     tokenising = Tokenising(family, model, max_length)
     artifact.recover_interrupted_publish(output)
-    now = present(tokenising_digests(family))
+    now = present()
     stored = StoredShards(output, now)
     for path in stored.damaged:
         print(f"WARNING: {path} is damaged; what it held is tokenised again", file=sys.stderr)
@@ -145,7 +143,7 @@ def cache_text(
         return progress(encode(keys), len(keys), "tokenising", "example")
 
     by_length = sorted(by_key, key=lambda key: (_characters(by_key[key]), key))
-    group = Group(TOKENS_CODE, "examples", by_length, encode, "fp32", lambda key: by_key[key].file)
+    group = Group("examples", by_length, encode, "fp32", lambda key: by_key[key].file)
     keep_equal(stored, output, [group], now)
     tokenising.left_out = 0
     written = write_series(

@@ -29,7 +29,7 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         *(inspection.watch, stages.report, inspection.compare, weights.sample, weights.generate),
     ),
     "Switch, resume and remove": (
-        *(resume.switch, resume.retrain, resume.restore, resume.remove, groups.progress_app),
+        *(resume.switch, resume.restore, resume.remove, groups.progress_app),
     ),
     "Export and publish": (weights.export, weights.publish),
     "Inspect and verify": (

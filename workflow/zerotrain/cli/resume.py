@@ -1,4 +1,4 @@
-"""Commands that change how a run continues, or end it: switch, retrain, restore, remove."""
+"""Commands that change how a run continues, or end it: switch, restore, remove."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.config.command_options import RunName
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.options import SwitchOptions
 
@@ -19,19 +18,6 @@ def switch(options: SwitchOptions) -> None:
     from zerotrain.pipeline.switch.command import switch
 
     print(switch(options))
-
-
-def retrain(
-    run: RunName,
-    phase: Annotated[
-        str | None,
-        typer.Option(help="The phase; default: those that an earlier version trained."),
-    ] = None,
-) -> None:
-    """Move aside what phases have trained, and print the command that trains them again."""
-    from zerotrain.pipeline.retrain import retrain
-
-    print("\n".join(retrain(run, phase)))
 
 
 def restore(

@@ -40,7 +40,7 @@ class Unrecorded:
     reason: str
 
 
-OF_CODE = Unrecorded("the module of the family is a part of the parameter `code`")
+OF_FAMILY = Unrecorded("follows from family")
 OF_MESSAGES = Unrecorded("is only named in messages")
 OF_PATHS = Unrecorded("is part of every path")
 OF_DATASET = Unrecorded("samples are read through the dataset's manifest, which has their hashes")
@@ -120,6 +120,8 @@ class TrainedPartSettings(StageSettings):
 class BuildSettings(StageSettings):
     """The settings of build_base; seed and resolution are None for a real model."""
 
+    # First, for Snakemake's records have no names: a base may be a folder called as its family.
+    family: str
     base: str
     revision: str | None
     base_copy: str
@@ -130,8 +132,7 @@ class BuildSettings(StageSettings):
     resolution: Annotated[int | None, From("phases.0.train.resolution")]
     num_cpu_threads_per_process: Annotated[int | None, THREADS]
     is_preset: Annotated[bool, Unrecorded("follows from base")]
-    family: Annotated[str, OF_CODE]
-    is_text: Annotated[bool, OF_CODE]
+    is_text: Annotated[bool, OF_FAMILY]
     data: Annotated[DataConfig, OF_DATASET]
 
     @classmethod
@@ -151,7 +152,7 @@ class CacheSettings(StageSettings):
     long_captions: Annotated[str, From("phases.0.train.long_captions")]
     num_cpu_threads_per_process: Annotated[int | None, THREADS]
     base: Annotated[str, OF_MESSAGES]
-    family: Annotated[str, OF_CODE]
+    family: str
     data: Annotated[DataConfig, OF_DATASET]
 
     @classmethod
@@ -172,7 +173,7 @@ class ImportSettings(TrainedPartSettings):
     allow: Annotated[list[str], From("phases.0.allow")]
     phase: Annotated[str, From("phases.0.name"), OF_MESSAGES]
     train: Annotated[TrainConfig, From("phases.0.train"), OF_GROUPS]
-    family: Annotated[str, OF_CODE]
+    family: str
 
 
 class LaunchSettings(TrainedPartSettings):
@@ -189,7 +190,7 @@ class LaunchSettings(TrainedPartSettings):
     later: Annotated[list[Phase], From("phases"), OF_HORIZON]
     run: Annotated[str, OF_PATHS]
     given: Annotated[set[str], From("model_fields_set"), Unrecorded("tells who set a value")]
-    is_text: Annotated[bool, Unrecorded("follows from family")]
+    is_text: Annotated[bool, OF_FAMILY]
     is_preset: Annotated[bool, OF_PLANNER]
     base: Annotated[str, OF_PLANNER]
     cache: Annotated[CacheConfig, OF_PLANNER]
@@ -223,7 +224,7 @@ class ExportSettings(TrainedPartSettings):
     """The settings of export_weights."""
 
     export: ExportConfig
-    family: Annotated[str, OF_CODE]
+    family: str
     max_sequence_length: Annotated[int | None, MAX_SEQUENCE_LENGTH, OF_CACHE]
     long_captions: Annotated[str, OF_CACHE]
     prompt_template: Annotated[str | None, From("data.prompt_template"), OF_CACHE]
@@ -236,8 +237,8 @@ class EvaluateSettings(StageSettings):
     seed: int
     phase: Annotated[str, From("phase.name"), OF_PATHS]
     first_phase: Annotated[str, From("phases.0.name"), OF_WEIGHTS]
-    family: Annotated[str, OF_CODE]
-    is_text: Annotated[bool, OF_CODE]
+    family: str
+    is_text: Annotated[bool, OF_FAMILY]
     data: Annotated[DataConfig, OF_DATASET]
     max_sequence_length: Annotated[int | None, MAX_SEQUENCE_LENGTH, OF_CACHE]
     long_captions: Annotated[str, OF_CACHE]

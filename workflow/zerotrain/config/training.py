@@ -202,11 +202,6 @@ class TrainConfig(ObjectiveConfig):
         description='Stop with a checkpoint when the disk has less free, such as "10 GiB"; '
         "default: stop only when a checkpoint no longer fits.",
     )
-    code_changes: Annotated[Literal["keep", "rerun"], Role.UNTRAINED] = Field(
-        "keep",
-        description="What an edit of the source or an upgrade does to what is trained: `keep`, "
-        "or `rerun`: train and export again where code that decides numbers has changed.",
-    )
     log_every: Annotated[Whole, Role.UNTRAINED] = Field(
         10, ge=1, description="Steps between lines of the log."
     )

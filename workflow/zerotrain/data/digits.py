@@ -35,7 +35,6 @@ class DigitsSource(Source):
     """White digits on black, one file name per scan, captioned in words."""
 
     name = "digits"
-    pixel_modules = ("zerotrain.data.digits",)
 
     def __init__(self) -> None:
         self.notes, self.left_out = [], LeftOut()

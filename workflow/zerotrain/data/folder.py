@@ -50,8 +50,6 @@ class FolderSource(Source):
         root: A folder to read from instead of data.images.
     """
 
-    pixel_modules = ("zerotrain.data.decode",)
-
     def __init__(self, data: ImageSourceConfig, root: Path | None = None) -> None:
         self.data = data
         self.root = root or root_of(data)

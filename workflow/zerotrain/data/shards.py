@@ -53,8 +53,6 @@ class Shards(Source):
         data: The keys of the source.
     """
 
-    pixel_modules = ("zerotrain.data.decode",)
-
     def __init__(self, data: ImageSourceConfig) -> None:
         self.data = data
         self.root = root_of(data)

@@ -55,8 +55,6 @@ class Source(ABC):
 
     name: str
     """The source's name in messages."""
-    pixel_modules: tuple[str, ...]
-    """Modules that convert an image's bytes to pixels: edits in them make latents stale."""
     notes: list[str]
     """Sentences that a user should know though nothing is wrong. Filled by found()."""
     left_out: LeftOut

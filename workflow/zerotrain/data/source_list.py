@@ -32,8 +32,6 @@ class SourceList(Source):
 
     def __init__(self, sources: Sequence[SourceConfig]) -> None:
         self.parts: dict[str, Source] = {one.name: open_part(one) for one in sources}
-        modules = dict.fromkeys(m for one in self.parts.values() for m in one.pixel_modules)
-        self.pixel_modules = tuple(modules)
         self.notes, self.left_out = [], LeftOut()
 
     def found(self) -> list[Found]:

@@ -80,7 +80,7 @@ ORDER = (
     *("no_decay_norm_bias", "max_grad_norm", "grad_clip_method", "nan_action", "objective"),
     *("caption_dropout_probability", "long_captions", "tread_config", "use_ema", "ema_decay"),
     *("ema_update_interval", "ema_device", "validation", "save_every", "keep", "keep_every"),
-    *("disk_low_threshold", "code_changes", "log_every", "report_to", "tracker_project_name"),
+    *("disk_low_threshold", "log_every", "report_to", "tracker_project_name"),
     *("tracker_run_name", "on_change", "allow"),
 )
 """The fixed key order of run.yaml: keys that are not listed follow, then the launch files."""

@@ -17,7 +17,7 @@ from zerotrain.pipeline.dvc.agreement import Agreement
 from zerotrain.pipeline.graph.runs import Runs, checked
 from zerotrain.pipeline.kept_jobs import KeptJobs, keep_former_results
 from zerotrain.pipeline.rebuild import add_damaged_folders, set_aside_damaged
-from zerotrain.pipeline.retrain import describe_trained_earlier, find_trained_earlier
+from zerotrain.pipeline.trained_earlier import describe_trained_earlier, find_trained_earlier
 from zerotrain.training.process.lock import check_not_locked
 
 SNAKEMAKE_FOLDER = snakemake_runs.LOCKS.parent

@@ -1,4 +1,4 @@
-"""The files of jobs: inputs, sources, those behind the digest of a dataset, and the error in a log.
+"""The files of jobs: inputs, those behind the digest of a dataset, and the error in a log.
 
 The input of rule prepare_dataset is a digest of the dataset's files (data.files), whose change does
 not name them.
@@ -16,7 +16,6 @@ from pydantic_core import to_jsonable_python
 from zerotrain.config.data import DataConfig
 from zerotrain.data.files import Changes, DatasetFiles
 from zerotrain.machine.regular_file import open_to_read
-from zerotrain.pipeline.graph.code import Code
 
 RULE = "prepare_dataset"
 BASES = ("build_base", "build_shared_base", "build_base_of_data")
@@ -24,10 +23,9 @@ BASES = ("build_base", "build_shared_base", "build_base_of_data")
 
 
 def inputs_of(job: Any) -> list[str]:
-    """List the files whose changes rerun a job: its inputs, a dataset's files, and its sources."""
-    code, dataset = job.params.get("code"), dataset_files(job)
-    inputs = sorted(set(map(str, job.input)) - unwatched(job)) if dataset is None else dataset.paths
-    return [*inputs, *(code.files if isinstance(code, Code) else ())]
+    """List the files whose changes rerun a job: its inputs, or a dataset's files."""
+    dataset = dataset_files(job)
+    return sorted(set(map(str, job.input)) - unwatched(job)) if dataset is None else dataset.paths
 
 
 def unwatched(job: Any) -> set[str]:

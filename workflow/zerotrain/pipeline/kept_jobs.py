@@ -27,8 +27,7 @@ from typing import Any
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.graph.code import KEPT as KEPT_CODE
-from zerotrain.pipeline.graph.code import is_code, is_code_changed
+from zerotrain.pipeline.graph.versions import PARAMETER, is_version, version_change
 from zerotrain.pipeline.job_files import unwatched
 
 LONG_AGO = (1, 1)
@@ -67,7 +66,7 @@ def make_stale(workflow: Any, job: Any) -> None:
 
 TRAINING, EXPORT, CACHE = "train_phase", "export_weights", "cache_latents"
 KEPT = (TRAINING, EXPORT, CACHE)
-"""The rules whose jobs are kept; for trainings and exports only with `code_changes: keep`."""
+"""The rules whose jobs are kept."""
 LISTED = 3
 """Number of a job's files that are named."""
 
@@ -135,11 +134,8 @@ class KeptJobs:
             return True
         if unwatched(job) and (is_built_for_another(job) or any(map(edited.get, needed))):
             return None  # built again by its new code, it would be of the new dataset
-        own_code = job.params.get("code") not in (None, KEPT_CODE)
-        if job.rule.name in (TRAINING, EXPORT) and own_code:  # code_changes: rerun
-            return True if trigger or before else None
         if job.rule.name == CACHE:
-            return False if is_code_changed(self._workflow.persistence, job) else None
+            return False if version_change(self._workflow.persistence, job) else None
         if job.rule.name in KEPT or not (trigger or before):
             return None
         return False
@@ -197,11 +193,11 @@ class KeptJobs:
         persistence = self._workflow.persistence
         known = persistence._params(job)
         values = {name: value for name, value in job.params.items() if repr(value) in known}
-        values.pop("code", None)
+        values.pop(PARAMETER, None)
         for every in filter(None, map(persistence.params, job.output)):
-            if {value for value in every if not is_code(value)} != {*map(repr, values.values())}:
+            if {value for value in every if not is_version(value)} != {*map(repr, values.values())}:
                 return Trigger.EDIT
-        return Trigger.CODE if is_code_changed(persistence, job) else Trigger.NOTHING
+        return Trigger.CODE if version_change(persistence, job) else Trigger.NOTHING
 
     def report(self) -> None:
         """Report, after the last job, the kept jobs whose inputs have changed."""

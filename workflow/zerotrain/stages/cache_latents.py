@@ -96,7 +96,7 @@ def cache_latents(
     captions = [sample.caption for sample in captioned]
     limits = family.caption_limits(base, captions, settings.cache.max_sequence_length)
     artifact.recover_interrupted_publish(output)
-    now = present(encoding.code, device=encoding.device)
+    now = present(encoding.device)
     if cache is not None:
         link_published(cache, only, output)
     stored = StoredShards(output, now)
@@ -124,7 +124,7 @@ def cache_latents(
     if only == WHOLE:
         groups.append(encoding.masks.group(wanted_masks, stored))
     keep_equal(stored, output, groups, now)
-    take_ranges(stored, output, shards, now, encoding.code)
+    take_ranges(stored, output, shards, now)
     latents = write(LATENTS, _latents(entries), encoding.latents)
     text = write(TEXT, _texts(entries, empty_text), encoding.text)
     conditioning = write(CONDITIONING, images, encoding.conditioning) if images else None

@@ -15,7 +15,11 @@ from zerotrain.state.position import TrainerState
 
 VERSIONS, ENVIRONMENT = "versions.", "env."
 """Prefixes of keys: a package, a variable."""
-NAMES = {"code": "training code", "threads": "threads per process", "recorded": "records"}
+NAMES = {
+    "version": "version of train_phase",
+    "threads": "threads per process",
+    "recorded": "records",
+}
 """Longer names for keys that are unclear by themselves."""
 SHORT = 10
 """Digits that are shown of a digest."""
@@ -144,7 +148,7 @@ class RanOn:
             (NAMES["threads"], str(self.values.get("threads") or "")),
             ("versions", ", ".join(f"{name} {value}" for name, value in packages if value)),
             ("environment", ", ".join(f"{n}={v}" for n, v in self._below(ENVIRONMENT) if v)),
-            (NAMES["code"], str(self.values.get("code") or "")[:SHORT]),
+            (NAMES["version"], str(self.values.get("version") or "")),
         ]
         return [row for row in rows if row[1]]
 

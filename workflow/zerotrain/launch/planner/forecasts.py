@@ -21,11 +21,12 @@ from typing import Any
 from zerotrain.artifact import digest, file_sha256, write_whole
 from zerotrain.artifact.documents import read_object
 from zerotrain.artifact.layout import RunFolder
-from zerotrain.artifact.sources import source_files
+from zerotrain.artifact.stage_versions import VERSIONS
 from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import find_architecture
+from zerotrain.launch.planner.trace_store import VERSION
 from zerotrain.machine.disk_errors import DiskError
 
 STORE = Path(".snakemake/forecasts")
@@ -34,7 +35,6 @@ WITHOUT_EFFECT = (
     "lr_scheduler_steps", "adam_beta1", "adam_beta2", "adam_epsilon", "adam_weight_decay",
     "max_grad_norm", "grad_clip_method", "nan_action", "caption_dropout_probability", "ema_decay",
     "save_every", "log_every", "report_to", "tracker_project_name", "tracker_run_name",
-    "code_changes",
 )  # fmt: skip
 """Training values that do not change memory, so that a sweep over them needs one forecast."""
 
@@ -87,7 +87,7 @@ def forecast_key(run: RunConfig, phase: Phase, *, cpu: bool) -> str:
             "train": phase.train.model_dump(mode="json", exclude={*WITHOUT_EFFECT}),
             "launch": phase.launch.model_dump(mode="json"),
             "cpu": cpu,
-            "code": _code(run.family, is_preset=run.is_preset),
+            "versions": _versions(),
         }
     )
 
@@ -111,7 +111,7 @@ def find_base(run: str) -> Path | None:
 
 
 def _model(run: RunConfig) -> Any:
-    """Return the architecture; a preset's name is enough, as its code is in the key."""
+    """Return the architecture; a preset's name is enough, as its version is in the key."""
     if run.is_preset:
         return run.base
     made = made_base(run)
@@ -119,13 +119,11 @@ def _model(run: RunConfig) -> Any:
 
 
 @cache
-def _code(family: str, *, is_preset: bool) -> list[str]:
-    """Return the hashes of the forecasting code and of the presets, and torch's version."""
-    of_family = f"zerotrain.models.families.{family}"
-    builders = [f"{of_family}_nano"] if is_preset else []
-    sources = source_files("zerotrain.launch.planner.forecast", of_family, *builders)
+def _versions() -> list[object]:
+    """Return what else a forecast comes from: stages, the planner, the presets, and torch."""
     presets = sorted(map(str, Path("config/launch").glob("*.yaml")))
-    return [*(file_sha256(Path(name)) for name in [*sources, *presets]), version("torch")]
+    stages = [VERSIONS["build_base"], VERSION]
+    return [*stages, *(file_sha256(Path(name)) for name in presets), version("torch")]
 
 
 def read(key: str) -> Forecast | None:

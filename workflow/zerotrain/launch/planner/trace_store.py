@@ -18,7 +18,7 @@ from typing import Any
 
 from zerotrain.artifact import digest, write_whole
 from zerotrain.artifact.documents import parse_json, read_object
-from zerotrain.artifact.sources import source_digest
+from zerotrain.artifact.stage_versions import VERSIONS
 from zerotrain.artifact.verdicts import verdicts_file
 from zerotrain.config.stage_settings import PlannedRun
 from zerotrain.launch.planner.architecture import Architecture, Part, find_architecture
@@ -27,13 +27,8 @@ from zerotrain.machine.disk_errors import DiskError
 
 MOST = 64
 """Number of traces that are kept, the most recently used ones; each has about 100 kB."""
-CODE = (
-    "zerotrain.launch.planner.tracing",
-    "zerotrain.launch.planner.activations",
-    "zerotrain.launch.planner.model",
-    "zerotrain.launch.planner.architecture",
-)
-"""Modules that build a model and trace it; all their imports count as well."""
+VERSION = 1
+"""Raised by whoever changes what a trace or a forecast of the same model says."""
 LIBRARIES = ("torch", "diffusers", "transformers", "peft")
 
 
@@ -43,7 +38,7 @@ def folder() -> Path:
 
 
 def model_key(config: PlannedRun, base: str, side: int | None) -> dict[str, Any]:
-    """Return what the trained model depends on, with the code that builds and traces it.
+    """Return what the trained model depends on, with the versions of what builds and traces it.
 
     Args:
         config: The run's configuration.
@@ -54,9 +49,8 @@ def model_key(config: PlannedRun, base: str, side: int | None) -> dict[str, Any]
         PipelineError: the base's architecture is unknown.
     """
     preset = config.is_preset and base == config.base
-    # A preset's architecture needs torch to build: its name is enough, since the key has the code.
+    # A preset's architecture needs torch to build: its name and version are enough.
     model = [base, side] if preset else asdict(find_architecture(config.family, base))
-    builders = [f"zerotrain.models.families.{config.family}_nano"] if preset else []
     return {
         "model": model,
         "family": config.family,
@@ -65,7 +59,7 @@ def model_key(config: PlannedRun, base: str, side: int | None) -> dict[str, Any]
         "trainable": config.trainable_parameters,
         "precision": [config.base_model_precision, config.base_model_exclude_modules],
         "tokens": config.cache.max_sequence_length,
-        "code": source_digest(*CODE, *builders),
+        "versions": [VERSION, VERSIONS["build_base"]],
         "libraries": [version(name) for name in LIBRARIES],
     }
 

@@ -28,14 +28,12 @@ class Conditioning:
         most: Maximum of images per sample, equal to `least`; None for any number.
         in_prompt: Whether the embeddings of a caption depend on them, too.
         in_latents: Whether the denoiser reads them as latents.
-        prompt_code: Modules that these embeddings depend on in addition to the family's.
     """
 
     least: int
     most: int | None
     in_prompt: bool = False
     in_latents: bool = True
-    prompt_code: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Return the number of images that it takes in words, as a minimum or exactly."""
@@ -62,7 +60,6 @@ CONDITIONING: dict[str, dict[str, Conditioning]] = {
             1,
             in_prompt=True,
             in_latents=False,
-            prompt_code=("zerotrain.models.families.flux_redux",),
         ),
     },
 }

@@ -44,8 +44,6 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
     """Parts that latents depend on."""
     text_parts: tuple[str, ...]
     """Parts that text embeddings depend on."""
-    prompt_code: tuple[str, ...] = ("zerotrain.models.families.prompt_tokens",)
-    """Modules that only text embeddings depend on: after an edit, no latents are compared."""
 
     @abstractmethod
     def load_encoders(

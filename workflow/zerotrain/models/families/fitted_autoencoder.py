@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, Artifact, digest
-from zerotrain.artifact.sources import code_digest
+from zerotrain.artifact.stage_versions import VERSIONS
 from zerotrain.errors import PipelineError
 from zerotrain.machine.regular_file import open_to_change
 
@@ -64,7 +64,7 @@ class FittedAutoencoders:
         key = digest(
             [
                 *(name, config, self.pixels, self.resolution, seed),
-                *(torch.get_num_threads(), versions, code_digest("zerotrain.models.families.nano")),
+                *(torch.get_num_threads(), versions, VERSIONS["build_base"]),
             ]
         )
         with _one_at_a_time(self.folder, target.name):

@@ -128,11 +128,6 @@ class Flux(PackedFamily):
         *("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
         *LAYOUTS[name].extra_parts,
     )
-    encoding_code = (
-        "zerotrain.models.families.flux:FluxEncoders",
-        "zerotrain.models.families.flux_conditioning",
-        "zerotrain.models.families.pipelines",
-    )
     pipeline = "FluxPipeline"
     prompt_tokenizer, longest_prompt = "tokenizer_2", 512
     pipelines = tuple(CONDITIONING[name])

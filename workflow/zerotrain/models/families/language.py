@@ -38,7 +38,6 @@ class LanguageFamily(ModelFamily):
     parts = (ROOT,)
     trained_part = ROOT
     weights_name = "model"
-    encoding_code = ("zerotrain.models.families.tokens",)
 
     @abstractmethod
     def tokenise(

@@ -30,9 +30,6 @@ class ModelFamily(ABC):
     """Those of `parts` that a base may lack, all of them together."""
     extra_parts: Mapping[str, str] = MappingProxyType({})
     """Further sub-folders of some bases, and their classes; see BaseLayout."""
-    encoding_code: tuple[str, ...]
-    """Modules, or `module:Class`, whose code turns samples into cached tensors: after an edit, some
-    of them are compared."""
     classes: Mapping[str, str]
     """The class that model_index.json must name, for each part with weights."""
     trained_part: str

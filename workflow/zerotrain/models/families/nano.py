@@ -65,11 +65,14 @@ def train_tokenizer(captions: Sequence[str]) -> Any:
     trained.normalizer = template.normalizer
     trained.pre_tokenizer = template.pre_tokenizer
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ends = [byte + "</w>" for byte in alphabet]
     trained.train_from_iterator(
         captions,
         trainers.BpeTrainer(
-            vocab_size=VOCABULARY,
-            initial_alphabet=alphabet,
+            vocab_size=VOCABULARY + len(ends),
+            # Pairs of equal counts are merged in the order of their tokens' numbers, which those
+            # with `</w>` would get in the order of a hash with another seed in each call.
+            special_tokens=[*alphabet, *ends],
             end_of_word_suffix="</w>",
             show_progress=False,
         ),
@@ -79,7 +82,7 @@ def train_tokenizer(captions: Sequence[str]) -> Any:
     ]
     tokens = [
         *alphabet,
-        *(byte + "</w>" for byte in alphabet),
+        *ends,
         *("".join(pair) for pair in merges),
         START,
         END,

@@ -146,11 +146,6 @@ class QwenImage(PackedFamily):
 
     name = "qwen_image"
     text_parts = ("text_encoder", "tokenizer", PROCESSOR)
-    encoding_code = (
-        "zerotrain.models.families.qwen_image:QwenEncoders",
-        "zerotrain.models.families.qwen_image_encoding",
-        "zerotrain.models.families.pipelines",
-    )
     pipeline = PLAIN
     prompt_tokenizer, longest_prompt = "tokenizer", 1024
     pipelines = (EDIT, EDIT_PLUS)

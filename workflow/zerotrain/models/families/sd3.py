@@ -116,10 +116,6 @@ class Sd3(JointTransformerFamily):
         "tokenizer_2",
         "tokenizer_3",
     )
-    encoding_code = (
-        "zerotrain.models.families.sd3:Sd3Encoders",
-        "zerotrain.models.families.pipelines",
-    )
     pipeline = "StableDiffusion3Pipeline"
     prompt_tokenizer, longest_prompt = "tokenizer_3", 512
 

@@ -112,11 +112,6 @@ class Sdxl(DiffusionFamily):
     name = "sdxl"
     # model_index.json decides how the empty prompt is encoded.
     text_parts = ("model_index.json", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
-    encoding_code = (
-        "zerotrain.models.families.sdxl:SdxlEncoders",
-        "zerotrain.models.families.pipelines",
-    )
-    prompt_code = ("zerotrain.models.families.prompt_tokens", "zerotrain.models.families.chunks")
     pipeline = "StableDiffusionXLPipeline"
     samplers: Mapping[str, str] = {"ddim": "DDIMScheduler", "euler": "EulerDiscreteScheduler"}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.layout import CONFIGS, RESULTS
-from zerotrain.artifact.sources import PACKAGE
+from zerotrain.artifact.source_commit import PACKAGE
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.machine import compiled_ops

@@ -13,7 +13,7 @@ import yaml
 from zerotrain.artifact import write_whole
 from zerotrain.artifact.documents import check_object
 from zerotrain.artifact.layout import RunFolder
-from zerotrain.artifact.sources import PACKAGE
+from zerotrain.artifact.source_commit import PACKAGE
 from zerotrain.config.read import load_config, read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import SETTINGS
@@ -22,6 +22,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.models.composed_base import local_folders
 from zerotrain.pipeline.dvc.files import PIPELINE, read_document
 from zerotrain.pipeline.dvc.jobs import in_order, stage_command, stage_name, workflow_of
+from zerotrain.pipeline.graph.versions import PARAMETER, stage_of
 from zerotrain.pipeline.job_files import inputs_of
 
 HEADER = """\
@@ -29,6 +30,8 @@ HEADER = """\
 """
 TEMPLATE = "${"
 """What DVC reads as the beginning of a value to insert, in every text of dvc.yaml."""
+VERSIONS = "workflow/zerotrain/artifact/stage_versions.py"
+"""What DVC reads the versions of stages from."""
 GUARD = "dvc_yaml"
 """The stage that fails if dvc.yaml is not current. It depends on all values of the configuration:
 other stages depend on single values, and DVC does not notice when a missing value is added."""
@@ -205,8 +208,11 @@ def _stage(job: Any, config: Path, run: RunConfig, given: Mapping[str, Any]) -> 
         "cmd": stage_command(job, config),
         "deps": dependencies(job, run),
     }
-    if params := _params(job, run, given):
-        stage["params"] = [{str(config): params}]
+    params = [{str(config): keys}] if (keys := _params(job, run, given)) else []
+    if versioned := stage_of(job):
+        params.append({VERSIONS: [f"VERSIONS.{versioned}"]})
+    if params:
+        stage["params"] = params
     stage["outs"] = [
         {out: {"persist": True}} if set(PERSIST) & set(Path(out).parts) else out
         for path in outputs
@@ -223,6 +229,7 @@ def _params(job: Any, run: RunConfig, given: Mapping[str, Any]) -> list[str]:
     names = [one.name for one in run.phases]
     last = names.index(job.wildcards.phase) if "phase" in job.wildcards.keys() else len(names)  # noqa: SIM118
     read = [n for n, value in job.params.items() if value is not None or n not in READ_BY_SOME]
+    read = [name for name in read if name != PARAMETER]
     wanted = {key for name in read for key in CONFIG_KEYS.get(name, (name,))}
     found = {key for pattern in wanted for key in _keys(given, pattern.split("."), last)}
     return sorted(found - set(WITHOUT_EFFECT))

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 from zerotrain.config.stage_settings import SETTINGS, StageSettings
-from zerotrain.pipeline.graph.code import KEPT, Code, job_code
 from zerotrain.pipeline.graph.runs import Runs
 
 OfJob = Callable[[Any], Any]
@@ -19,28 +18,15 @@ class JobParameters:
 
     Args:
         runs: The runs that are planned.
-        records: Whether this process records results: a job on a node records nothing.
     """
 
-    def __init__(self, runs: Runs, *, records: bool) -> None:
+    def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        self._records = records
 
     def config_file(self, wildcards: Any, input: Any) -> str:
         """Return the file that stages read. Because it takes `input`, it reruns no job: the values
         that a stage reads are in its other parameters, and the file may be renamed."""
         return self._runs.files[self._runs.of(wildcards).run]
-
-    def code(self, rule: str) -> OfJob:
-        """Return a function that gives the code on which a rule's numbers depend."""
-
-        def of_job(wildcards: Any) -> Code:
-            if not self._records:
-                return KEPT
-            phase = self._runs.phase_of(wildcards) if wildcards.get("phase") else None
-            return job_code(rule, self._runs.of(wildcards), phase)
-
-        return of_job
 
     def settings(self, rule: str) -> dict[str, OfJob]:
         """Return the parameters of a rule that record what its stage reads, by their names."""

@@ -102,9 +102,9 @@ CONTENT = {
 """Keys of the content that are facts, by kind."""
 COUNTS = ("step", "samples", "start_step", "until_step", "epoch_size")
 """Facts that must be integers."""
-MADE_BY = ("run", "phase", "commit", "code")
+MADE_BY = ("run", "phase", "commit", "version")
 SOURCE = f"{RECORDS}made_by.json"
-"""Of a checkpoint: commit and code of the source that published it."""
+"""Of a checkpoint: commit of the source that published it, and version of the stage."""
 ENCODING = f"{RECORDS}encoding.json"
 """Of a cache: the software that encoded it."""
 
@@ -141,15 +141,15 @@ def facts_of(folder: Artifact) -> dict[str, Any]:
 
 
 def source_of(folder: Artifact) -> dict[str, Any]:
-    """Return the made_by of a folder; a checkpoint's commit and code come from its records."""
+    """Return the made_by of a folder; a checkpoint's commit and version come from its records."""
     if SOURCE not in folder.files:
         return folder.made_by
     try:
         found = read_object(folder.path(SOURCE))
     except (OSError, PipelineError):
         return folder.made_by
-    texts = {key: value for key, value in found.items() if isinstance(value, str)}
-    return {**folder.made_by, **texts}
+    facts = {key: value for key, value in found.items() if isinstance(value, str | int)}
+    return {**folder.made_by, **facts}
 
 
 def _of(found: Any, key: str) -> Any:

@@ -15,7 +15,7 @@ BROKEN = "classDef broken stroke:#c00,stroke-width:3px"
 BARE = ("family", "dtype", "preset", "optimizer", "base", "to", "of", "source")
 """Facts that are shown without their names."""
 COUNTS = {"train": "to train on", "holdout": "held out"}
-DIGESTS = ("commit", "code")
+DIGESTS = ("commit",)
 RAN_ON = ("ran_on", "history")
 MADE_FROM = ("checkpoint", "state", "weights")
 """Parents that come from the same training as the folder itself."""

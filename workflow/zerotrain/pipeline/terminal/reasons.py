@@ -7,19 +7,12 @@ file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.layout import DATA, RESULTS
-from zerotrain.config.families import FAMILIES
 from zerotrain.config.suggestions import join_first
-from zerotrain.pipeline.graph.code import (
-    Code,
-    is_code,
-    is_code_changed,
-    recorded_code,
-)
+from zerotrain.pipeline.graph.versions import PARAMETER, is_version, version_change
 from zerotrain.pipeline.job_files import find_dataset_changes
 from zerotrain.pipeline.terminal.changes import Change, describe_changes, find_changes
 
@@ -42,7 +35,7 @@ def describe_reason(job: Any, dag: Any) -> str:
     values = _changed_values(job, dag)
     found = [
         *values,
-        *_changed_code(job, dag, only_digest=bool(values)),
+        *_changed_code(job, dag),
         *_changed_inputs(job, dag, only_content=bool(values)),
         *(["its environment changed"] if reason.software_stack_changed else []),
         *_missing(job, reason),
@@ -100,7 +93,7 @@ def _compared_values(job: Any, dag: Any) -> tuple[list[str], dict[str, Any]] | N
     # If an input is newer, Snakemake has not compared the values.
     persistence = dag.workflow.persistence
     changed = persistence.params_changed(job)
-    if not changed or all(map(is_code, changed.only_old | changed.only_new)):
+    if not changed or all(map(is_version, changed.only_old | changed.only_new)):
         return None
     values = list(persistence._params(job))
     current = {}
@@ -108,8 +101,8 @@ def _compared_values(job: Any, dag: Any) -> tuple[list[str], dict[str, Any]] | N
         if repr(value) in values:  # values that follow from inputs or outputs are not recorded
             values.remove(repr(value))
             current[name] = value
-    current.pop("code", None)
-    return [one for one in _recorded(persistence.params, job) or [] if not is_code(one)], current
+    current.pop(PARAMETER, None)
+    return [one for one in _recorded(persistence.params, job) or [] if not is_version(one)], current
 
 
 def _recorded(read: Callable[[str], Any], job: Any) -> Any:
@@ -117,18 +110,17 @@ def _recorded(read: Callable[[str], Any], job: Any) -> Any:
     return next((found for path in job.output if (found := read(path))), None)
 
 
-def _changed_code(job: Any, dag: Any, *, only_digest: bool) -> list[str]:
-    """Report a code change; if values explain other modules, only for the same modules."""
-    persistence, reason = dag.workflow.persistence, dag.reason(job)
-    now, before = job.params.get("code"), _recorded(partial(recorded_code, persistence), job)
-    if reason.missing_output or not is_code_changed(persistence, job):
-        return ["its code changed"] if reason.code_changed else []
-    other = before is not None and before.split()[2:] != now.split()[2:]
-    if other and _families(before) != _families(now):
-        found = "the code of its family changed"
-    else:
-        found = "its code changed"
-    return [] if other and only_digest else [found]
+def _changed_code(job: Any, dag: Any) -> list[str]:
+    """Report another version of a job's stage, and an edit of its rule."""
+    reason = dag.reason(job)
+    if not reason.missing_output and (change := version_change(dag.workflow.persistence, job)):
+        return [describe_versions(*change)]
+    return ["its rule was edited"] if reason.code_changed else []
+
+
+def describe_versions(old: int | None, new: int) -> str:
+    """Describe the raised version of a stage."""
+    return f"its stage has version {new}" + (f", {old} before" if old is not None else "")
 
 
 def _changed_inputs(job: Any, dag: Any, *, only_content: bool) -> list[str]:
@@ -153,10 +145,6 @@ def changed_files(job: Any, dag: Any, *, only_content: bool) -> dict[str, set[st
     if not only_content:
         kinds |= {"new": now - before, "removed": before - now}
     return {kind: paths for kind, paths in kinds.items() if paths}
-
-
-def _families(code: Code) -> set[str]:
-    return set(code.split()) & FAMILIES.keys()
 
 
 def _missing(job: Any, reason: Any) -> list[str]:

@@ -18,19 +18,19 @@ from zerotrain.artifact.layout import RESULTS
 from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import SETTINGS
-from zerotrain.pipeline.graph.code import Code, is_code_changed
+from zerotrain.pipeline.graph.versions import version_change
 from zerotrain.pipeline.job_files import last_error
 from zerotrain.pipeline.kept_jobs import LONG_AGO
 from zerotrain.pipeline.rebuild import TRAINING
 from zerotrain.pipeline.terminal.changes import NOT_SET, Change, format_change, name_phases
 from zerotrain.pipeline.terminal.reasons import (
     changed_files,
+    describe_versions,
     find_value_changes,
     is_stage,
     job_name,
 )
 from zerotrain.pipeline.why.samples import (
-    NAMES_SHOWN,
     SampleChanges,
     compare_samples,
     count,
@@ -39,8 +39,6 @@ from zerotrain.pipeline.why.samples import (
 from zerotrain.training.process.ending import read_exit_record
 
 PREPARE = "prepare_dataset"
-JOINED = ("code", "missing")
-"""Kinds of causes that are given in one sentence."""
 FOLDERS = "folders"
 """The parameter of the report that lists its phases' folders."""
 DAMAGED = " (damaged)"
@@ -112,13 +110,11 @@ def find_causes(dag: Any, reasons: Mapping[Any, str] | None = None) -> Plan:
         found["not made", ""] = Cause("not made", _describe_new(new, dag), new)
     for cause in found.values():
         cause.text += _of_phases(cause, plan)
-    code, missing = ([one for one in found.values() if one.kind == kind] for kind in JOINED)
-    plan.causes = [one for one in found.values() if one.kind not in JOINED]
+    missing = [one for one in found.values() if one.kind == "missing"]
+    plan.causes = [one for one in found.values() if one.kind != "missing"]
     if missing:
         names = sorted(one.text for one in missing)
         plan.causes.append(Cause("missing", f"removed: {name_some(names)}", _jobs_of(missing)))
-    if code:
-        plan.causes.append(_join_code(code, dag))
     _add_followers(plan, dag)
     return plan
 
@@ -138,8 +134,10 @@ def _own(
     plan.values[job] = [*_by_key(job, find_value_changes(job, dag))]
     for change in plan.values[job]:
         yield "value", format_change(change), *filter(None, [change.phase])
-    if not reason.missing_output and is_code_changed(dag.workflow.persistence, job):
-        yield "code", job_name(job)
+    if not reason.missing_output and (raised := version_change(dag.workflow.persistence, job)):
+        yield "version", f"{job.rule.name}: {describe_versions(*raised)}"
+    elif reason.code_changed:
+        yield "rule", f"{job.rule.name}: its rule was edited"
     if any(_is_stale(path) for path in job.output):
         yield from _failure(job) or [("failed", f"failed or was stopped before: {job_name(job)}")]
     else:
@@ -270,42 +268,8 @@ def _failure(job: Any) -> list[tuple[str, str]]:
     return [("failed", f"{job_name(job)} failed before: {error[0]}")] if error else []
 
 
-def _join_code(causes: list[Cause], dag: Any) -> Cause:
-    """Join the jobs whose code changed, and name the sources that were edited since they ran.
-
-    After an upgrade or a checkout most files are newer, and none is named.
-    """
-    jobs = _jobs_of(causes)
-    edited = sorted({file for job in jobs for file in _edited(job, dag)})
-    named = "another version of it made the results"
-    if 0 < len(edited) <= NAMES_SHOWN:
-        named = name_some([*map(_module, edited)])
-    return Cause("code", f"code changed: {named}", jobs)
-
-
 def _jobs_of(causes: Iterable[Cause]) -> list[Any]:
     return [*dict.fromkeys(job for cause in causes for job in cause.jobs)]
-
-
-def _edited(job: Any, dag: Any) -> Iterator[str]:
-    """List a job's sources that were written since it ran: Snakemake records only their digest."""
-    code, since = job.params.get("code"), _started(job, dag)
-    if isinstance(code, Code) and since is not None:
-        yield from (file for file in code.files if _time(file) > since)
-
-
-def _time(file: str) -> float:
-    try:
-        return os.stat(file).st_mtime
-    except OSError:
-        return 0.0
-
-
-def _module(file: str) -> str:
-    """Name a source by its module, `zerotrain.stages.report`, or its path."""
-    path = Path(file)
-    parts = path.with_suffix("").parts
-    return ".".join(parts[parts.index("zerotrain") :]) if "zerotrain" in parts else file
 
 
 def _add_followers(plan: Plan, dag: Any) -> None:

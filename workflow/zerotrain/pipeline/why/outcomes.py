@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zerotrain.artifact import MANIFEST, read
+from zerotrain.artifact import MANIFEST, is_published, read
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.crop import centre_crop
@@ -21,7 +21,6 @@ from zerotrain.data.source import Found
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolve import phase_spans
 from zerotrain.pipeline.rebuild import CACHE, TRAINED_AGAIN, TRAINING, describe_training
-from zerotrain.pipeline.retrain import has_steps
 from zerotrain.pipeline.switch.point import imported_state
 from zerotrain.pipeline.terminal.reasons import LAUNCH, job_name
 from zerotrain.pipeline.why import estimates
@@ -31,11 +30,12 @@ from zerotrain.pipeline.why.estimates import PhaseForecast, forecast_phase
 from zerotrain.pipeline.why.samples import UNREAD, compare_samples, count
 from zerotrain.pipeline.why.training import foresee_training
 from zerotrain.state.position import read_position
+from zerotrain.training.checkpointing.progress_folder import saved_steps
 
 T = TypeVar("T")
 
 BASE, EXPORT = "build_base", "export_weights"
-SAME_CONTENT = {"code", "damaged", "missing", "interrupted", "forced", "environment"}
+SAME_CONTENT = {"version", "rule", "damaged", "missing", "interrupted", "forced", "environment"}
 """Kinds of causes after which a stage most likely makes what it made before."""
 
 
@@ -166,7 +166,7 @@ class Outcomes:
             if seconds is not None and (last := estimates.items_encoded(job)):
                 seconds *= (encodes.images + encodes.captions) / last
         what = str(encodes) if encodes else "tokenises the text that is new"
-        if "code" in own and encodes:
+        if "version" in own and encodes:
             what = "compares eight items of each kind, and " + what
         return Outcome(job, what, seconds, encodes.bytes if encodes else None, changes, encodes)
 
@@ -219,7 +219,7 @@ class Outcomes:
         size = _of_any_phase(folder, estimates.checkpoint_bytes)
         rate = _of_any_phase(folder, estimates.seconds_per_step)
         forecast = self._forecast(run, phase.name) if steps != 0 and size is None else None
-        kept = phase.train.keep if found.restarts or not has_steps(folder) else 1
+        kept = phase.train.keep if found.restarts or not _has_steps(folder) else 1
         if steps == 0:
             written: int | None = 0
         elif size is not None:
@@ -317,3 +317,8 @@ def _training_seconds(
         return None
     whole, trained = estimates.past_seconds(job), _of_any_phase(folder, estimates.trained_seconds)
     return max(0.0, (whole or 0.0) - (trained or 0.0)) + steps * rate
+
+
+def _has_steps(folder: Path) -> bool:
+    """Return whether a phase has a checkpoint, a published or a rolling one."""
+    return is_published(folder / "checkpoint") or bool(saved_steps(folder / "progress"))

@@ -2,7 +2,7 @@
 
 *What it trains* is set by the user: the configuration's values, their defaults and what follows
 from them, the data, the base and the starting state. It is in the manifest of each checkpoint, as
-content["trains"]. *What it runs on* is the rest that a number's last bits may depend on: code,
+content["trains"]. *What it runs on* is the rest that a number's last bits may depend on:
 versions, device, threads, and the values that only affect rounding. It is in checkpoint.json and
 state.json, as "ran_on".
 """
@@ -18,7 +18,6 @@ from typing import Any
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.documents import check_object, parse_json, read_object
-from zerotrain.artifact.sources import training_digest
 from zerotrain.config.section import Role
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import DEFAULTS, ResolvedPhase, keys_of
@@ -54,8 +53,7 @@ def describe_training(phase: ResolvedPhase, parents: Mapping[str, Artifact]) -> 
         parents: The published folders `base`, `cache` and, if there is one, `start`.
 
     Returns:
-        JSON values by key: those of ResolvedPhase.numbers, and digests of base, data and start; of
-        the code, too, if `code_changes` is `rerun`.
+        JSON values by key: those of ResolvedPhase.numbers, and digests of base, data and start.
     """
     values = {
         **phase.numbers(),
@@ -63,8 +61,6 @@ def describe_training(phase: ResolvedPhase, parents: Mapping[str, Artifact]) -> 
         "data": data_digest(parents["cache"]),
         "start": parents["start"].identity if "start" in parents else None,
     }
-    if phase.train.code_changes == "rerun":
-        values["code"] = training_digest(phase.family)
     return check_object(parse_json(json.dumps(values), TRAINS), TRAINS)
 
 
@@ -136,10 +132,6 @@ def changes(recorded: RecordedConditions, present: Mapping[str, Any]) -> Changes
         present: What `describe_training` returns now.
     """
     old, new = dict(recorded.trains), dict(present)
-    if "code" in new:
-        old.setdefault("code", recorded.ran_on.get("code"))
-    else:
-        old.pop("code", None)
     for key in old.keys() ^ new.keys():
         if key in LEFT_OUT:
             old.setdefault(key, LEFT_OUT[key])
@@ -182,7 +174,6 @@ LEFT_OUT: dict[str, Any] = {
     **{key: value for key, value in DEFAULTS.items() if key != "lr_warmup_steps"},
     **dict.fromkeys(keys_of(Role.IMAGES) | keys_of(Role.TEXT)),
     "overrides": {},
-    "code": None,
 }
 """Values of keys that `trains` omits. A warm-up is omitted if it is a share of the schedule."""
 

@@ -12,7 +12,7 @@ import torch
 from zerotrain import artifact
 from zerotrain.artifact import Artifact, write_json
 from zerotrain.artifact.source_commit import source_commit
-from zerotrain.artifact.sources import training_digest
+from zerotrain.artifact.stage_versions import VERSIONS
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.software import device_software, software
 from zerotrain.state.position import TrainerState, read_position
@@ -20,7 +20,7 @@ from zerotrain.training.checkpointing import conditions
 from zerotrain.training.checkpointing.conditions import Changes
 
 MADE_BY = "made_by.json"
-"""File among the records of a checkpoint: {"commit", "code"}."""
+"""File among the records of a checkpoint: {"commit", "version"}."""
 RECORDED = "recorded"
 """Key of the history entry for the step from which on `ran_on` is known."""
 
@@ -42,7 +42,7 @@ class Provenance:
     def write_records(self, records: Path) -> None:
         """Write which source made a checkpoint; it is not part of the checkpoint's identity."""
         records.mkdir(exist_ok=True)
-        source = {"commit": self._commit, "code": self.ran_on.get("code")}
+        source = {"commit": self._commit, "version": self.ran_on.get("version")}
         write_json(records / MADE_BY, source)
 
 
@@ -58,13 +58,13 @@ def ran_on(
         device: The device it is trained on.
 
     Returns:
-        JSON scalars by key: code, cache, threads, device, driver, versions.*, env.*, the values of
-        ResolvedPhase.rounding, and attention if the model names its implementation.
+        JSON scalars by key: version, cache, threads, device, driver, versions.*, env.*, the values
+        of ResolvedPhase.rounding, and attention if the model names its implementation.
     """
     config = getattr(model, "config", None)
     attention = getattr(config, "_attn_implementation", None)
     return {
-        "code": training_digest(phase.family),
+        "version": VERSIONS["train_phase"],
         "cache": cache.identity,
         conditions.THREADS: torch.get_num_threads(),
         **software(),
