@@ -65,27 +65,11 @@ def prepare(folder: Path) -> tuple[str, ...]:
     call(folder, "prepare_dataset", "--config", "run.json", "--output", data)
     call(folder, "build_base", *made_from, "--output", base)
     call(folder, "cache_latents", *made_from, "--size", 32, "--base", base, "--output", cache)
-    preset = ROOT / "config/launch/torch.yaml"
-    call(
-        folder,
-        "render_launch",
-        *made_from,
-        "--phase",
-        "plain",
-        "--preset",
-        preset,
-        "--output",
-        launch,
-    )
+    rendered = ("--phase", "plain", "--preset", ROOT / "config/launch/torch.yaml")
+    call(folder, "render_launch", *made_from, *rendered, "--output", launch)
     inputs = ("--launch", launch, "--base", base, "--cache", cache)
-    return (
-        "train_phase",
-        *inputs,
-        "--progress",
-        "made",
-        "--output",
-        "made/checkpoint/manifest.json",
-    )
+    outputs = ("--progress", "made", "--output", "made/checkpoint/manifest.json")
+    return ("train_phase", *inputs, *outputs)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
 """This part of the workflow looks after what is around the graph: what a killed Snakemake left, jobs
-that only a change of code asks for, damaged folders, and DVC's records.
+that only a raised version asks for, damaged folders, and DVC's records.
 
 OUTPUTS: none
 """

@@ -327,6 +327,17 @@ def test_every_package_is_installed_by_its_hash(setup: ModuleType, installers: P
     ).read_text().splitlines()
 
 
+def test_the_compiling_of_ops_yields_to_all_else(setup: ModuleType) -> None:
+    """In its session, and as a session among others, which Linux shares cores among first."""
+    done = subprocess.run(
+        ["sh", "-c", "nice; cat /proc/self/autogroup 2>/dev/null"], start_new_session=True,
+        preexec_fn=setup.yield_to_others, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    niceness, *session = done.stdout.splitlines()
+    assert niceness == "19"
+    assert all(line.endswith(" nice 19") for line in session)
+
+
 def test_ops_are_compiled_while_set_up_goes_on(setup: ModuleType, installers: Path) -> None:
     """Set-up ends first; a training that needs them waits for them."""
     os.mkfifo(setup.VENV / "later")

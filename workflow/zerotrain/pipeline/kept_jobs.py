@@ -1,6 +1,6 @@
-"""Trainings, exports and caches that a code change does not rerun, and outputs that a job replaces.
+"""Jobs that a raised version of a stage does not rerun, and outputs that a job replaces.
 
-Snakemake runs every job with an input that another job makes again. An edited source remakes launch
+Snakemake runs every job with an input that another job makes again. A raised version remakes launch
 files, a dataset or a base, mostly with the same bytes, and everything after them would be trained
 again. This module takes such jobs out of the plan, unless a value, a file or a missing result
 requires them. If an input ends up with other bytes, this run reports it and the next plan runs the
@@ -75,7 +75,7 @@ class Trigger(IntEnum):
     """Why a job runs, apart from the jobs before it."""
 
     NOTHING = 0
-    CODE = 1
+    VERSION = 1
     EDIT = 2
 
 
@@ -92,7 +92,7 @@ class KeptJobs:
         self._bases: list[Any] = []
 
     async def change_plan(self) -> None:
-        """Remove from the plan the jobs that only a code change reruns."""
+        """Remove from the plan the jobs that only a raised version or an edited rule reruns."""
         dag = self._workflow.dag
         edited: dict[Any, bool] = {}
         for level in dag.toposorted():
@@ -112,7 +112,7 @@ class KeptJobs:
             made -= {path for path in made if str(path) in gone}
 
     async def _decide(self, job: Any, edited: dict[Any, bool]) -> bool | None:
-        """Return whether a planned job's output may change for reasons other than its code.
+        """Return whether a planned job's output may change for reasons other than its version.
 
         Args:
             job: The job.
@@ -162,7 +162,7 @@ class KeptJobs:
             return Trigger.EDIT
         code = "code" in triggers and any(persistence.code_changed(job))
         stack = "software-env" in triggers and any(persistence.software_stack_changed(job))
-        return Trigger.CODE if updated or code or stack else values
+        return Trigger.VERSION if updated or code or stack else values
 
     async def _updated(self, job: Any) -> list[Any]:
         """List the inputs that are newer than the outputs and differ in content from the record."""
@@ -197,7 +197,7 @@ class KeptJobs:
         for every in filter(None, map(persistence.params, job.output)):
             if {value for value in every if not is_version(value)} != {*map(repr, values.values())}:
                 return Trigger.EDIT
-        return Trigger.CODE if version_change(persistence, job) else Trigger.NOTHING
+        return Trigger.VERSION if version_change(persistence, job) else Trigger.NOTHING
 
     def report(self) -> None:
         """Report, after the last job, the kept jobs whose inputs have changed."""

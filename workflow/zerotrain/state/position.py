@@ -57,7 +57,7 @@ class TrainerState:
     """fp16 only: {"scale": 65536.0, "good_steps": 12, "hysteresis": 1}: the scale, the good steps
     since its last change, and the overflows until it is halved."""
     ran_on: dict[str, Any]
-    """The conditions of the last steps: code, versions, device, threads, values that affect only
+    """The conditions of the last steps: versions, device, threads, values that affect only
     rounding; flat, by key. Empty if they were not recorded."""
     history: list[dict[str, Any]]
     """Changes within the run, in the order of steps: each {"step", "key", "old", "new"}; `step` is

@@ -61,7 +61,7 @@ class Agreement:
     Args:
         workflow: Snakemake's workflow object.
         config: The run's configuration.
-        kept: The jobs that a code change does not rerun.
+        kept: The jobs that a raised version does not rerun.
     """
 
     def __init__(self, workflow: Any, config: Path, kept: KeptJobs) -> None:

@@ -1,7 +1,7 @@
 """Changes that make the origin of outputs unknown: between two calls of snakemake, and during one.
 
-Snakemake and DVC hash a job's inputs after the job has ended. If the code is edited during a
-training, they would record the outputs as made by the edited code.
+Snakemake and DVC hash a job's inputs after the job has ended. If a value is edited during a
+training, they would record the outputs as made with the edited value.
 
 What is known from the last call is in the journal, .snakemake/agreement.json:
 

@@ -22,7 +22,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.models.composed_base import local_folders
 from zerotrain.pipeline.dvc.files import PIPELINE, read_document
 from zerotrain.pipeline.dvc.jobs import in_order, stage_command, stage_name, workflow_of
-from zerotrain.pipeline.graph.versions import PARAMETER, stage_of
+from zerotrain.pipeline.graph.versions import stage_of
 from zerotrain.pipeline.job_files import inputs_of
 
 HEADER = """\
@@ -229,7 +229,6 @@ def _params(job: Any, run: RunConfig, given: Mapping[str, Any]) -> list[str]:
     names = [one.name for one in run.phases]
     last = names.index(job.wildcards.phase) if "phase" in job.wildcards.keys() else len(names)  # noqa: SIM118
     read = [n for n, value in job.params.items() if value is not None or n not in READ_BY_SOME]
-    read = [name for name in read if name != PARAMETER]
     wanted = {key for name in read for key in CONFIG_KEYS.get(name, (name,))}
     found = {key for pattern in wanted for key in _keys(given, pattern.split("."), last)}
     return sorted(found - set(WITHOUT_EFFECT))

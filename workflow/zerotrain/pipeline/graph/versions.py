@@ -11,7 +11,7 @@ from typing import Any
 from zerotrain.artifact.stage_versions import VERSIONS
 
 PARAMETER = "version"
-RECORDED = re.compile(rf"'{PARAMETER} (\d+) of (\w+)'")
+RECORDED = re.compile(rf"'{PARAMETER} (\d+) of \w+'")
 """The parameter as Snakemake records it."""
 
 

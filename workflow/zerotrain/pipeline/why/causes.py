@@ -50,8 +50,8 @@ class Cause:
     """A reason for which stages run, in a user's words."""
 
     kind: str
-    """One of: samples, value, code, file, not made, missing, damaged, failed, interrupted, forced,
-    environment, other."""
+    """One of: samples, value, version, rule, file, not made, missing, damaged, failed, interrupted,
+    forced, environment, other."""
     text: str
     jobs: list[Any] = field(default_factory=list)
     """The jobs that have it themselves, in the order of the graph."""
