@@ -8,7 +8,7 @@ override CONFIG := $(value CONFIG)
 # What codespell checks with all words. In the rest of the package those of docs/names.txt are values
 # of JSON files or parts of messages.
 PLAIN := README.md CHANGELOG.md CONTRIBUTING.md Makefile Snakefile .ci config data docs envs profiles rules \
-	$(addprefix workflow/zerotrain/,artifact cache cli config data errors.py evaluation export machine models \
+	$(addprefix workflow/zerotrain/,artifact cache cli config data errors.py evaluation export machine models run \
 	stages state training)
 
 VENV := $(CURDIR)/.venv/bin

@@ -42,8 +42,8 @@ rule all:
 
 # Snakemake knows one of each, in whichever file.
 onstart:
-    HOOKS.before_jobs()
+    hooks.before_jobs(workflow, RUNS, ARTIFACTS)
 
 
 onsuccess:
-    HOOKS.after_jobs()
+    hooks.after_jobs(workflow, Path(CONFIG), BEGAN)

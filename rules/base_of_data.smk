@@ -8,6 +8,11 @@ for name in RUNS.owned:
     if RUNS.base_of_data(name) == f"results/{name}/base/manifest.json":
 
         use rule build_base as build_base_of_data with:
+            input:
+                settings=f"results/{name}/settings/build_base.json",
+                dataset=INPUTS.dataset_of_base(
+                    f"results/{name}/settings/build_base.json"
+                ),
             output:
                 manifest=f"results/{name}/base/manifest.json",
             log:

@@ -8,8 +8,8 @@ results/data/<data.name>/base/manifest.json, whose encoders fill the cache
 rule build_base:
     """Building the base model from the seed, or taking it from a folder or hub."""
     input:
-        dataset=INPUTS.base_dataset,
-        model=INPUTS.base_files,
+        settings=f"{RESULTS}/settings/build_base.json",
+        dataset=INPUTS.dataset_of_base(f"{RESULTS}/settings/build_base.json"),
     output:
         manifest=f"{RESULTS}/base/manifest.json",
     log:
@@ -23,19 +23,19 @@ rule build_base:
         **RESOURCES.memory("build_base"),
         runtime=RESOURCES.minutes(120),
     params:
-        **PARAMETERS.settings("build_base"),
-        version=version_of("build_base"),
-        config_file=PARAMETERS.config_file,
         with_dataset=option("--dataset", "dataset"),
     shell:
         """
         zerotrain --log {log:q} build_base \
-            --config {params.config_file:q} \
+            --settings {input.settings:q} \
             --output {output.manifest:q} {params.with_dataset}
         """
 
 
 use rule build_base as build_shared_base with:
+    input:
+        settings=f"{DATA}/settings/build_base.json",
+        dataset=INPUTS.dataset_of_base(f"{DATA}/settings/build_base.json"),
     output:
         manifest=f"{DATA}/base/manifest.json",
     log:

@@ -7,10 +7,10 @@ OUTPUTS: results/data/<data.name>/cache/<size>/manifest.json
 rule cache_latents:
     """Encoding images at {wildcards.size} pixels and captions, or text in rows of as many tokens."""
     input:
+        settings=INPUTS.settings("cache_latents"),
         dataset=f"{DATA}/manifest.json",
-        base=INPUTS.cache_base,
-        images=INPUTS.validation_images,
-        shards=INPUTS.cache_shards,
+        base=INPUTS.manifests("cache_latents", "base"),
+        shards=INPUTS.manifests("cache_latents", "shards"),
     output:
         manifest=f"{DATA}/cache/{{size}}/manifest.json",
     log:
@@ -25,14 +25,11 @@ rule cache_latents:
         runtime=RESOURCES.minutes(480),
         gres="gpu:1",
     params:
-        **PARAMETERS.settings("cache_latents"),
-        version=version_of("cache_latents"),
-        config_file=PARAMETERS.config_file,
         with_shards=options("--shards", "shards"),
     shell:
         """
         zerotrain --log {log:q} cache_latents \
-            --config {params.config_file:q} \
+            --settings {input.settings:q} \
             --size {wildcards.size:q} \
             --dataset {input.dataset:q} \
             --base {input.base:q} \

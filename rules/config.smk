@@ -1,13 +1,17 @@
 """This part of the workflow reads and checks the configurations of the runs.
 
 OUTPUTS: none; for the other parts the runs, the folders RESULTS of a run and DATA of a dataset, and
-what rules take: INPUTS, PARAMETERS, RESOURCES.
+what rules take: INPUTS, RESOURCES. Before Snakemake plans, file times are made to agree with
+manifests. BEGAN is the time before all that was read.
 """
 
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
+
+BEGAN = time.time()
 
 # The package that lies here plans and does the jobs, whichever checkout the environment's own is of:
 # `dvc exp run --temp` and DVC's queue work in copies of the project.
@@ -20,18 +24,17 @@ if shutil.which("zerotrain") is None:
     here = os.pathsep.join([str(Path(sys.executable).parent), os.getenv("PATH", "")])
     os.environ.update(PATH=here)
 
-from zerotrain.pipeline.graph.inputs import JobInputs
-from zerotrain.pipeline.graph.parameters import JobParameters, option, options
+from zerotrain.machine.child_process import end_with_supervisor
+from zerotrain.pipeline.dvc.read_only import make_writable
+from zerotrain.pipeline.graph.artifacts import Artifacts
+from zerotrain.pipeline.graph.currency import refresh
+from zerotrain.pipeline.graph.inputs import JobInputs, option, options
 from zerotrain.pipeline.graph.resources import JobResources
-from zerotrain.pipeline.graph.runs import Runs, config_file, hasten_plan
-from zerotrain.pipeline.graph.versions import version_of
+from zerotrain.pipeline.graph.runs import Runs, checked, config_file, hasten_plan
 from zerotrain.pipeline.terminal.handler import replace_output
 from zerotrain.pipeline.why import first_lines
 
 hasten_plan()
-
-if workflow.is_main_process:
-    replace_output(workflow, first_lines)
 
 CONFIG = config_file(workflow.configfiles)
 # The default file is read here before Snakemake reads it, whose message names neither file nor line.
@@ -46,9 +49,15 @@ if not workflow.configfiles:
 RUNS.check_values(config, workflow.configfiles)
 
 RESULTS, DATA, SHARED = RUNS.results, RUNS.data, RUNS.shared
-INPUTS = JobInputs(RUNS, updates=workflow.is_main_process)
-PARAMETERS = JobParameters(RUNS)
+ARTIFACTS = Artifacts(RUNS)
+INPUTS = JobInputs(RUNS, ARTIFACTS)
 RESOURCES = JobResources(RUNS, workflow)
+
+if workflow.is_main_process:
+    end_with_supervisor()  # otherwise it would publish for a command that has ended
+    checked(make_writable)(RUNS.by_name.values())
+    CURRENCY = checked(refresh)(ARTIFACTS)
+    replace_output(workflow, CURRENCY, first_lines)
 
 
 wildcard_constraints:

@@ -8,9 +8,9 @@ OUTPUTS: results/data/<data.name>/cache_shards/<size>/<range>/manifest.json
 rule encode_shard:
     """Encoding images and captions at {wildcards.size} pixels, range {wildcards.shard} of the keys."""
     input:
+        settings=INPUTS.settings("cache_latents"),
         dataset=f"{DATA}/manifest.json",
-        base=INPUTS.cache_base,
-        images=INPUTS.validation_images,
+        base=INPUTS.manifests("cache_latents", "base"),
     output:
         manifest=f"{DATA}/cache_shards/{{size}}/{{shard}}/manifest.json",
     log:
@@ -27,14 +27,11 @@ rule encode_shard:
         runtime=RESOURCES.minutes(480),
         gres="gpu:1",
     params:
-        **PARAMETERS.settings("cache_latents"),
-        version=version_of("cache_latents"),
-        config_file=PARAMETERS.config_file,
         published=f"{DATA}/cache/{{size}}",
     shell:
         """
         zerotrain --log {log:q} cache_latents \
-            --config {params.config_file:q} \
+            --settings {input.settings:q} \
             --size {wildcards.size:q} \
             --dataset {input.dataset:q} \
             --base {input.base:q} \

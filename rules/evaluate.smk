@@ -9,11 +9,11 @@ rule evaluate:
     """Sampling a grid from the weights of phase {wildcards.phase} and measuring them."""
     input:
         # The base is read, too: the weights are made from it, so a change of it makes them again.
-        dataset=INPUTS.dataset,
-        cache=INPUTS.phase_cache,
+        settings=f"{RESULTS}/{{phase}}/settings/evaluate.json",
+        dataset=INPUTS.manifests("evaluate", "dataset"),
+        cache=INPUTS.manifests("evaluate", "cache"),
         weights=f"{RESULTS}/{{phase}}/weights/manifest.json",
         state=f"{RESULTS}/{{phase}}/state/manifest.json",
-        images=INPUTS.evaluation_images,
     output:
         manifest=f"{RESULTS}/{{phase}}/evaluation/manifest.json",
         metrics=f"{RESULTS}/{{phase}}/metrics.json",
@@ -28,15 +28,10 @@ rule evaluate:
         **RESOURCES.memory("evaluate"),
         runtime=RESOURCES.minutes(240),
         gres="gpu:1",
-    params:
-        **PARAMETERS.settings("evaluate"),
-        version=version_of("evaluate"),
-        config_file=PARAMETERS.config_file,
     shell:
         """
         zerotrain --log {log:q} evaluate \
-            --config {params.config_file:q} \
-            --phase {wildcards.phase:q} \
+            --settings {input.settings:q} \
             --dataset {input.dataset:q} \
             --cache {input.cache:q} \
             --weights {input.weights:q} \

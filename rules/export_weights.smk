@@ -7,6 +7,7 @@ OUTPUTS: results/<run>/<phase>/{weights,state}/manifest.json
 rule export_weights:
     """Turning the checkpoint of phase {wildcards.phase} into weights and an engine-neutral state."""
     input:
+        settings=f"{RESULTS}/{{phase}}/settings/export_weights.json",
         checkpoint=f"{RESULTS}/{{phase}}/checkpoint/manifest.json",
         base=f"{RESULTS}/base/manifest.json",
     output:
@@ -21,13 +22,10 @@ rule export_weights:
     resources:
         **RESOURCES.memory("export_weights"),
         runtime=RESOURCES.minutes(60),
-    params:
-        **PARAMETERS.settings("export_weights"),
-        config_file=PARAMETERS.config_file,
     shell:
         """
         zerotrain --log {log:q} export_weights \
-            --config {params.config_file:q} \
+            --settings {input.settings:q} \
             --checkpoint {input.checkpoint:q} \
             --base {input.base:q} \
             --weights {output.weights:q} \

@@ -1,9 +1,10 @@
-"""This part of the workflow looks after what is around the graph: what a killed Snakemake left, jobs
-that only a raised version asks for, damaged folders, and DVC's records.
+"""This part of the workflow looks after what is around the graph: what must hold before the first
+job, jobs that are forced, and DVC's records.
 
 OUTPUTS: none
 """
 
-from zerotrain.pipeline.hooks import Hooks
+from zerotrain.pipeline import hooks
 
-HOOKS = Hooks(workflow, RUNS, Path(CONFIG))
+if workflow.is_main_process:
+    hooks.report_versions(CURRENCY)

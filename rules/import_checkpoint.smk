@@ -7,8 +7,7 @@ OUTPUTS: results/<run>/imported/state/manifest.json, where resume_from_checkpoin
 rule import_checkpoint:
     """Turning an external checkpoint into the state that the run starts from."""
     input:
-        checkpoint=INPUTS.external_checkpoint,
-        names=INPUTS.names_file,
+        settings=f"{RESULTS}/settings/import_checkpoint.json",
         base=f"{RESULTS}/base/manifest.json",
     output:
         state=f"{RESULTS}/imported/state/manifest.json",
@@ -22,13 +21,11 @@ rule import_checkpoint:
         **RESOURCES.memory("import_checkpoint"),
         runtime=RESOURCES.minutes(60),
     params:
-        **PARAMETERS.settings("import_checkpoint"),
-        version=version_of("import_checkpoint"),
-        config_file=PARAMETERS.config_file,
+        folder=INPUTS.external_checkpoint,
     shell:
         """
         zerotrain --log {log:q} import_checkpoint \
-            --config {params.config_file:q} \
+            --settings {input.settings:q} \
             --checkpoint {params.folder:q} \
             --base {input.base:q} \
             --state {output.state:q}

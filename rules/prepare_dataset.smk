@@ -7,7 +7,7 @@ OUTPUTS: results/data/<data.name>/manifest.json
 rule prepare_dataset:
     """Checking images and captions, and listing them with their hashes."""
     input:
-        files=INPUTS.dataset_files,
+        settings=INPUTS.settings("prepare_dataset"),
     output:
         manifest=f"{DATA}/manifest.json",
     log:
@@ -20,13 +20,9 @@ rule prepare_dataset:
     resources:
         **RESOURCES.memory("prepare_dataset"),
         runtime=RESOURCES.minutes(60),
-    params:
-        version=version_of("prepare_dataset"),
-        config_file=PARAMETERS.config_file,
-        data=PARAMETERS.data,
     shell:
         """
         zerotrain --log {log:q} prepare_dataset \
-            --config {params.config_file:q} \
+            --settings {input.settings:q} \
             --output {output.manifest:q}
         """

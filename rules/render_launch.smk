@@ -11,12 +11,11 @@ localrules:
 rule render_launch:
     """Resolving every value of phase {wildcards.phase} into its launch files."""
     input:
-        dataset=INPUTS.dataset,
-        cache=INPUTS.launch_cache,
-        preset=INPUTS.phase_preset,
-        choice=INPUTS.preset_choice,
-        base=INPUTS.launch_base,
-        start=INPUTS.run_start,
+        settings=f"{RESULTS}/{{phase}}/settings/render_launch.json",
+        dataset=INPUTS.manifests("render_launch", "dataset"),
+        cache=INPUTS.manifests("render_launch", "cache"),
+        base=INPUTS.manifests("render_launch", "base"),
+        start=INPUTS.manifests("render_launch", "start"),
     output:
         manifest=f"{RESULTS}/{{phase}}/launch/manifest.json",
     log:
@@ -26,18 +25,15 @@ rule render_launch:
     conda:
         "../envs/zerotrain.yaml"
     params:
-        **PARAMETERS.settings("render_launch"),
-        version=version_of("render_launch"),
-        config_file=PARAMETERS.config_file,
+        preset=INPUTS.phase_preset,
         with_base=option("--base", "base"),
         with_cache=option("--cache", "cache"),
         with_start=option("--start", "start"),
     shell:
         """
         zerotrain --log {log:q} render_launch \
-            --config {params.config_file:q} \
-            --phase {wildcards.phase:q} \
+            --settings {input.settings:q} \
             --dataset {input.dataset:q} \
-            --preset {input.preset:q} \
+            --preset {params.preset:q} \
             --output {output.manifest:q} {params.with_base} {params.with_cache} {params.with_start}
         """

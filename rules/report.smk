@@ -13,6 +13,7 @@ rule report:
     input:
         # Checkpoints, states, weights, caches and the dataset are read, too. `evaluate` and the rules
         # before it are made from them, so a change of any makes the evaluation again.
+        settings=f"{RESULTS}/settings/report.json",
         evaluation=INPUTS.of_phases("evaluation/manifest.json"),
         metrics=INPUTS.of_phases("metrics.json"),
         launch=INPUTS.of_phases("launch/manifest.json"),
@@ -30,13 +31,12 @@ rule report:
     conda:
         "../envs/zerotrain.yaml"
     params:
-        **PARAMETERS.settings("report"),
-        version=version_of("report"),
-        config_file=PARAMETERS.config_file,
+        config_file=INPUTS.config_file,
         folders=INPUTS.of_phases(),
     shell:
         """
         zerotrain --log {log:q} report \
+            --settings {input.settings:q} \
             --config {params.config_file:q} \
             --output {output.manifest:q} \
             {params.folders:q}

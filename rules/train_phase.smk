@@ -9,10 +9,11 @@ for a phase reaches it through launch/.
 rule train_phase:
     """Training phase {wildcards.phase}, from the state of the phase before it."""
     input:
+        settings=f"{RESULTS}/{{phase}}/settings/train_phase.json",
         launch=f"{RESULTS}/{{phase}}/launch/manifest.json",
         base=f"{RESULTS}/base/manifest.json",
-        cache=INPUTS.phase_cache,
-        start=INPUTS.phase_start,
+        cache=INPUTS.manifests("train_phase", "cache"),
+        start=INPUTS.manifests("train_phase", "start"),
     output:
         manifest=report(
             f"{RESULTS}/{{phase}}/checkpoint/manifest.json",
@@ -44,6 +45,7 @@ rule train_phase:
     shell:
         """
         exec zerotrain --log {log:q} train_phase \
+            --settings {input.settings:q} \
             --launch {input.launch:q} \
             --base {input.base:q} \
             --cache {input.cache:q} \

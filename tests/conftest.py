@@ -45,11 +45,11 @@ def pytest_runtest_teardown() -> None:
 
 
 LONGEST = (
-    "test_example.py", "test_cluster_kills.py", "test_cluster_nodes.py", "test_dvc_agreement.py",
+    "test_example.py", "test_cluster_kills.py", "test_cluster_nodes.py", "test_dvc_record.py",
     "test_dvc_restore.py", "test_switch.py", "test_gpu.py", "test_cluster_profiles.py",
-    "test_dvc_fuzz.py", "test_train_phase.py", "test_fetch.py", "test_plan_grid.py",
+    "test_train_phase.py", "test_fetch.py", "test_plan_grid.py",
     "test_graph.py", "test_peft_methods.py", "test_quantized_base.py", "test_optimizers.py",
-    "test_host_memory.py", "test_nvme_offload.py", "test_dvc.py", "test_switch_kills.py",
+    "test_host_memory.py", "test_nvme_offload.py", "test_switch_kills.py",
     "test_switch_command.py", "test_cluster_resources.py", "test_verify_resume.py",
     "test_external_launch.py", "test_validation.py", "test_dvc_remotes.py", "test_toy_family.py",
     "test_samples.py", "test_parameters.py", "test_recipes.py", "test_dvc_experiments.py",

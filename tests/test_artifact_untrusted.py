@@ -8,11 +8,9 @@ import os
 import re
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dvc_data.hashfile.tree import Tree
 from tests.builders.refusals import refused
 from tests.builders.states import make_position
 
@@ -21,7 +19,6 @@ from zerotrain.artifact import MANIFEST, link_or_copy
 from zerotrain.cache.layout import listed_shards
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats.conversion import convert
-from zerotrain.pipeline.dvc.storage import check_listed_names
 from zerotrain.pipeline.lineage.index import UnreadableError, load
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.external.accelerate import find_weights
@@ -316,29 +313,3 @@ def test_a_position_of_wrong_types_is_one_sentence(
     with pytest.raises(PipelineError) as caught:
         {"state": State, "checkpoint": Checkpoint}[kind](tmp_path / kind)
     assert caught.value.what == f"{tmp_path / kind / kind}.json: {said}"
-
-
-def test_a_remotes_listing_that_leaves_its_output_is_refused() -> None:
-    """DVC joins whatever the listing of a folder names, and a checkout would write it there."""
-    md5 = "0" * 32
-
-    class Output:
-        """What DVC has of an output."""
-
-        hash_info = SimpleNamespace(isdir=True, value=f"{md5}.dir")
-
-        def __init__(self, *names: str) -> None:
-            self._tree = Tree.from_list([{"relpath": name, "md5": md5} for name in names])
-
-        def get_obj(self) -> Tree:
-            """Give its listing."""
-            return self._tree
-
-        def __str__(self) -> str:
-            return "results/a/weights"
-
-    check_listed_names(Output("unet/config.json", "A: a cat\\dog.png"))
-    for name in ("../../../victim", "/victim"):
-        assert refused(check_listed_names, Output("manifest.json", name)).what == (
-            f"results/a/weights: its listing {md5}.dir names '{name}', which leaves the folder"
-        )

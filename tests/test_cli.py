@@ -14,10 +14,12 @@ import pytest
 import torch
 import typer
 from tests.builders.commands import run_zerotrain
+from tests.builders.settings import write_settings
 from typer.testing import CliRunner
 
 from zerotrain import __version__, cli
 from zerotrain.config.command_options import folder_of
+from zerotrain.config.read import read_config
 from zerotrain.errors import EXIT_USER_ERROR
 
 ROOT = Path(__file__).parents[1]
@@ -167,22 +169,25 @@ def test_a_mistyped_command_is_answered_with_the_nearest(tmp_path: Path) -> None
 def test_a_users_mistake_has_no_traceback(tmp_path: Path) -> None:
     """One ERROR, one Hint, exit code 2."""
     result = run_zerotrain(
-        "prepare_dataset", "--config", "nowhere.yaml", "--output", "data", folder=tmp_path
+        "prepare_dataset", "--settings", "nowhere.json", "--output", "data", folder=tmp_path
     )
     assert result.returncode == EXIT_USER_ERROR == 2
     assert result.stdout == ""
-    assert result.stderr.startswith("ERROR: nowhere.yaml: no such configuration file\n  Hint: ")
+    assert result.stderr.startswith(
+        "ERROR: nowhere.json: no such file with settings of prepare_dataset\n  Hint: "
+    )
     assert "Traceback" not in result.stderr
 
 
 def test_a_missing_folder_is_a_users_mistake(tmp_path: Path) -> None:
     """And nothing is made on the way to it."""
-    config = ROOT / "config" / "config.yaml"
-    words = ["--config", config, "--phase", "plain", "--dataset", "gone", "--preset", "x"]
+    run = read_config(ROOT / "config" / "config.yaml")
+    file = write_settings(tmp_path / "settings.json", "render_launch", run, "plain")
+    words = ["--settings", file, "--dataset", "gone", "--preset", "x"]
     result = run_zerotrain("render_launch", *words, "--output", "launch", folder=tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith("ERROR: gone: no manifest.json")
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.slow

@@ -29,20 +29,22 @@ from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tests.builders.runs import make_run
+from tests.builders.settings import write_settings
 from tests.builders.states import make_position
 from tests.conftest import ROOT, Mount
 from tests.stages import test_evaluate
 
 from zerotrain import artifact, cli
-from zerotrain.artifact import create, replacing, write_whole
+from zerotrain.artifact import create, replacing, write_json, write_whole
 from zerotrain.config.read import read_config
+from zerotrain.config.stage_settings import SETTINGS
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.export.command import check_replaceable
 from zerotrain.export.options import PublishOptions
 from zerotrain.export.publish import publish
 from zerotrain.machine import disk_errors
 from zerotrain.machine.child_process import supervise
-from zerotrain.machine.disk_errors import DiskError, check_writable
+from zerotrain.machine.disk_errors import check_writable
 from zerotrain.models.families import nano
 from zerotrain.pipeline.cluster import profile
 from zerotrain.pipeline.dvc import pipeline
@@ -90,6 +92,16 @@ def inputs(run: Path) -> Path:
         write_position(draft.folder, position, shapes, slots, spans)
         draft.content = manifest_content({})
     config = read_config(run / "run.yaml")
+    of_other = read_config(run / "other.yaml")
+    for name in SETTINGS:
+        phase = "only" if name in ("evaluate", "render_launch") else ""
+        file = write_settings(run / "settings/run" / f"{name}.json", name, config, phase)
+        write_settings(run / "settings/other" / f"{name}.json", name, of_other, phase)
+        again = {**json.loads(file.read_text()), "rebuild": "now"}
+        (run / "settings/again").mkdir(exist_ok=True)
+        write_json(run / "settings/again" / f"{name}.json", again)
+    with artifact.publish(run / "only/launch", "launch"):
+        pass
     settings = ExportSettings.of(config)
     export_weights(settings, run / "checkpoint", run / "base", run / "trained", run / "moments")
     with artifact.publish(run / "only/evaluation", "evaluation") as draft:
@@ -104,7 +116,12 @@ def inputs(run: Path) -> Path:
 
 def stage(name: str, config: str, *words: str) -> Words:
     """A stage's command line, in which @NAME is an input and %NAME lies on the disk."""
-    return of(name, "--config", f"@{config}", *words)
+    return of(name, "--settings", f"@settings/{config}/{name}.json", *words)
+
+
+def twice(name: str, *words: str) -> tuple[Words, Words]:
+    """A stage's command line, and again one by which it makes its folders though they are there."""
+    return stage(name, "run", *words), stage(name, "again", *words)
 
 
 def of(*words: str) -> Words:
@@ -119,31 +136,30 @@ def of(*words: str) -> Words:
 
 DATASET, BASE, CACHE = ("--dataset", "@dataset"), ("--base", "@base"), ("--cache", "@cache")
 EVALUATE = (
-    "--phase", "only", *DATASET, *CACHE, "--weights", "@weights", "--state", "@state",
+    *DATASET, *CACHE, "--weights", "@weights", "--state", "@state",
     "--output", "%evaluation", "--metrics", "%metrics.json",
 )  # fmt: skip
 EXPORT = ("export", "@checkpoint", "--family", "sdxl", *BASE)
 COMMANDS: dict[str, tuple[Words, Words]] = {
-    "prepare_dataset": (stage("prepare_dataset", "run.yaml", "--output", "%data"),) * 2,
-    "build_base": (stage("build_base", "run.yaml", *DATASET, "--output", "%base"),) * 2,
+    "prepare_dataset": twice("prepare_dataset", "--output", "%data"),
+    "build_base": twice("build_base", *DATASET, "--output", "%base"),
     "cache_latents": (
-        stage("cache_latents", "run.yaml", "--size", "16", *DATASET, *BASE, "--output", "%cache"),
-        stage("cache_latents", "other.yaml", "--size", "16", *DATASET, *BASE, "--output", "%cache"),
+        stage("cache_latents", "run", "--size", "16", *DATASET, *BASE, "--output", "%cache"),
+        stage("cache_latents", "other", "--size", "16", *DATASET, *BASE, "--output", "%cache"),
     ),
-    "render_launch": (
-        stage("render_launch", "run.yaml", "--phase", "only", *DATASET, "--preset",
-              str(ROOT / "config/launch/torch.yaml"), "--output", "%launch"),
-    ) * 2,
-    "export_weights": (
-        stage("export_weights", "run.yaml", "--checkpoint", "@checkpoint", *BASE,
-              "--weights", "%weights", "--state", "%state"),
-    ) * 2,
-    "import_checkpoint": (
-        stage("import_checkpoint", "run.yaml", "--checkpoint", "@checkpoint", *BASE,
-              "--state", "%imported"),
-    ) * 2,
-    "evaluate": (stage("evaluate", "run.yaml", *EVALUATE),) * 2,
-    "report": (stage("report", "run.yaml", "--output", "%report", "@only"),) * 2,
+    "render_launch": twice(
+        "render_launch", *DATASET, "--preset", str(ROOT / "config/launch/torch.yaml"),
+        "--output", "%launch",
+    ),
+    "export_weights": twice(
+        "export_weights", "--checkpoint", "@checkpoint", *BASE, "--weights", "%weights",
+        "--state", "%state",
+    ),
+    "import_checkpoint": twice(
+        "import_checkpoint", "--checkpoint", "@checkpoint", *BASE, "--state", "%imported"
+    ),
+    "evaluate": twice("evaluate", *EVALUATE),
+    "report": twice("report", "--config", "@run.yaml", "--output", "%report", "@only"),
     "export": (of(*EXPORT, "--output", "%out"),) * 2,
     "export --state": (of("export", "@checkpoint", "--state", "%state"),) * 2,
     "export --to universal": (
@@ -441,7 +457,9 @@ def test_generated_files_keep_their_former_text(tmp_path: Path, mount: Mount, mo
     """dvc.yaml, a cluster's profile and a configuration by `new`, on a disk without room."""
     disk = tmp_path / "disk"
     mount(disk, "size=64k")
-    monkeypatch.setattr(pipeline, "pipeline", lambda _: {"stages": {"a": "x" * 9000}})
+    monkeypatch.setattr(
+        pipeline, "pipeline", lambda _: {"stages": {"a": {"cmd": "x" * 9000}}, "plots": []}
+    )
     (disk / "dvc.yaml").write_text("stages: {}\n")
     (disk / "config.yaml").write_text("jobs: 3\n")
     fill(disk, 0)
@@ -468,59 +486,6 @@ def test_a_new_configuration(
         check_refused(code, capfd.readouterr().err, Path("config"), trouble)
         mount(disk, "rw")
         assert set(contents(disk)) <= {"filler", "config"}
-
-
-def test_data_that_dvc_tracks(tmp_path: Path, mount: Mount, monkeypatch, capfd) -> None:
-    """`zerotrain data add`: DVC's own words for it are no help; the images are where they were."""
-    from dvc.repo import Repo
-
-    project = tmp_path / "disk"
-    mount(project, "size=16m")
-    monkeypatch.chdir(project)
-    subprocess.run(["git", "init", "-q", "."], check=True)
-    with Repo.init():
-        pass
-    (project / "photos").mkdir()
-    (project / "photos/a.png").write_bytes(os.urandom(1 << 20))
-    former = contents(project / "photos")
-    for options, trouble in (("ro", "Read-only file system"), ("rw", "No space left on device")):
-        fill(project, 0)
-        mount(project, options)
-        code = call(["data", "add", "photos"], monkeypatch)
-        check_refused(code, capfd.readouterr().err, Path(".dvc"), trouble)
-        mount(project, "rw")
-        (project / "filler").unlink()
-        assert contents(project / "photos") == former
-        assert not (project / "photos.dvc").exists()
-
-
-def test_what_dvc_brings_finds_no_room(tmp_path: Path, mount: Mount, monkeypatch) -> None:
-    """`zerotrain restore`: DVC counts files that failed, as if the remote had lost them."""
-    from dvc.repo import Repo
-
-    from zerotrain.pipeline.dvc.storage import _fetch
-
-    project = tmp_path / "disk"
-    mount(project, "size=24m")
-    monkeypatch.chdir(project)
-    subprocess.run(["git", "init", "-q", "."], check=True)
-    with Repo.init() as repo:
-        Path("photo.png").write_bytes(os.urandom(1 << 20))
-        repo.add("photo.png")
-        with repo.config.edit("local") as config:
-            config["remote"] = {"store": {"url": str(tmp_path / "store")}}
-            config["core"]["remote"] = "store"
-        repo.push()
-    shutil.rmtree(".dvc/cache")
-    Path("photo.png").unlink()
-    for options, trouble in (("ro", "Read-only file system"), ("rw", "No space left on device")):
-        fill(project, 0)
-        mount(project, options)
-        with Repo() as repo, pytest.raises(DiskError, match=trouble) as caught:
-            _fetch(repo, ["photo.png"], repo.index.outs)
-        assert caught.value.what.startswith(f"{project}/.dvc/")
-        mount(project, "rw")
-        (project / "filler").unlink()
 
 
 def test_images_of_samples_that_find_no_room(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.builders.processes import sleeping
 from tests.builders.refusals import refusal
 from tests.builders.watched_runs import WatchedRun
 
@@ -150,6 +151,16 @@ def test_values_that_do_not_exist_start_nothing(choice: SwitchChoice) -> None:
     """Presets, precisions and numbers are checked before any command has them as words."""
     assert refusal(switch, "cats", choice, then_start=True)
     assert not Path("results/cats/logs").exists()
+
+
+def test_a_snakemake_of_a_shell_is_found_and_interrupted(run: WatchedRun) -> None:
+    """By the run that its configuration names; another run's goes on, and none starts meanwhile."""
+    WatchedRun("dogs")
+    with sleeping("snakemake", "--configfile", str(run.file)) as started:
+        assert "nothing of it runs" in refusal(stop, "dogs")
+        assert f"already, as pid {started.pid}" in refusal(start, "dogs")
+        assert stop("cats").startswith(f"pid {started.pid} was interrupted")
+        assert started.wait(20) == -signal.SIGINT
 
 
 TRAIN = ["snakemake", "--cores", "all", "train", "--configfile", "config/cats.yaml"]

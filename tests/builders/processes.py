@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from zerotrain.machine.ports import free_port
+from zerotrain.run import processes
 
 Job = Callable[..., Any]
 DEAD_PID = 2**22 + 1
@@ -35,6 +39,29 @@ def wait_until(
         assert time.monotonic() < deadline, f"waited {seconds} s: {what}"
         time.sleep(pause)
     return found
+
+
+@contextmanager
+def sleeping(program: str, *words: str, folder: Path = Path()) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this name in a folder, which sleeps until it is killed."""
+    script = folder / program
+    script.write_text("import time\nprint(flush=True)\ntime.sleep(60)\n", encoding="utf-8")
+    command = [sys.executable, script.absolute(), *words]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+        start_new_session=True,
+    ) as started:
+        try:
+            assert started.stdout is not None
+            assert started.stdout.readline() == b"\n"
+            processes._find.cache_clear()  # it is found once a second
+            yield started
+        finally:
+            started.kill()
+            processes._find.cache_clear()
 
 
 def become_rank(number: int, world: int, port: int, output: Path | None = None) -> None:

@@ -326,7 +326,7 @@ def evaluate_result(made: StageInputs, folder: Path, family: str) -> dict[str, A
     )  # fmt: skip
     evaluation = artifact.read(folder / "evaluation", "evaluation")
     metrics = json.loads((folder / "metrics.json").read_text())
-    names = [name for name in evaluation.files if not name.endswith("answers.jsonl")]
+    names = [name for name in evaluation.files if not name.startswith(("answers", "records/"))]
     result: dict[str, Any] = {
         "metrics": {k: v for k, v in metrics.items() if not k.startswith("eval_")},
         "files": sorted(names),

@@ -17,7 +17,6 @@ from zerotrain.cache.orphans import orphan_shards
 from zerotrain.cache.reader import read_cache
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.caches import find_caches, prune, show, verify
-from zerotrain.pipeline.rebuild import look_at
 
 
 @pytest.fixture
@@ -119,13 +118,11 @@ def test_verify_lists_damage_by_sample_and_the_next_plan_makes_it_again(run, mon
     data[-1] ^= 1
     shard.write_bytes(data)
     os.utime(shard, ns=(before.st_mtime_ns, before.st_mtime_ns))
-    assert look_at(folder, verdicts.load()) == []
     verdict = verify(folder)
     assert not verdict.whole
     assert verdict.lines[0].startswith(f"{shard}: sha256 ")
     assert verdict.lines[1:5] == [f"  0{number}.png: its latents" for number in range(4)]
     assert ": 1 of " in verdict.lines[5]
-    assert [damage.path for damage in look_at(folder, verdicts.load())] == [shard]
     run.cache()
     assert verify(folder).whole
 

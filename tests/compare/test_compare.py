@@ -13,11 +13,11 @@ from tests.builders.runs import make_run
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
-from zerotrain.evaluation.compare.command import compare, print_comparison
-from zerotrain.evaluation.compare.differences import find_differences
-from zerotrain.evaluation.compare.facts import Facts, read_facts
-from zerotrain.evaluation.compare.rows import make_rows
-from zerotrain.evaluation.compare.sides import find_sides
+from zerotrain.run.compare.command import compare, print_comparison
+from zerotrain.run.compare.differences import find_differences
+from zerotrain.run.compare.facts import Facts, read_facts
+from zerotrain.run.compare.rows import make_rows
+from zerotrain.run.compare.sides import find_sides
 from zerotrain.training.reporting.grid import draw_grid
 
 PLAIN = make_log("plain", 0, [1.0, 0.5])
@@ -94,9 +94,9 @@ def test_an_unknown_name_is_refused_with_the_nearest(names: list[str], what: str
 def test_the_time_of_a_run_adds_up_over_its_phases():
     """A phase alone begins at 0, and a validation has the time of the step before it."""
     run, phase = facts("cats", "cats/offload")
-    assert run.curve("loss") == [(10, 5.0, 1.0), (20, 10.0, 0.5), (30, 15.0, 0.4)]
-    assert run.curve("val_loss") == [(20, 10.0, 0.6)]
-    assert phase.curve("loss") == [(30, 5.0, 0.4)]
+    assert run.curves.points("loss") == [(10, 5.0, 1.0), (20, 10.0, 0.5), (30, 15.0, 0.4)]
+    assert run.curves.points("val_loss") == [(20, 10.0, 0.6)]
+    assert phase.curves.points("loss") == [(30, 5.0, 0.4)]
     assert run.logged == {
         "step": 30,
         "samples": 40,

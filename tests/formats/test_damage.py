@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from tests.builders.settings import write_settings
 from tests.formats.conftest import published
 from tests.formats.languages import PROMPT, exported
 from typer.testing import CliRunner
@@ -24,6 +25,7 @@ from typer.testing import CliRunner
 from zerotrain import artifact, cli
 from zerotrain.artifact import link_or_copy, write_json
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import SETTINGS
 from zerotrain.errors import PipelineError
 from zerotrain.export.export import export_universal
 from zerotrain.export.formats.conversion import convert
@@ -48,16 +50,17 @@ PICTURES = "results/data/pics"
 TRAIN = ["train_phase", "--launch", "results/pics/whole/launch", "--base", "results/pics/base",
          "--cache", f"{PICTURES}/cache/16", "--progress", "out/progress", "--output", "out",
          "--start", "results/words/whole/state"]  # fmt: skip
-EVALUATE = ["evaluate", "--config", "config/pics.yaml", "--phase", "whole", "--dataset", PICTURES,
+EVALUATE = ["evaluate", "--settings", "settings/pics/evaluate.json", "--dataset", PICTURES,
             "--cache", f"{PICTURES}/cache/16", "--weights", WHOLE, "--state",
             "results/words/whole/state", "--output", "out", "--metrics", "out.json"]  # fmt: skip
-EXPORT_WEIGHTS = ["export_weights", "--config", "config/words.yaml", "--checkpoint",
-                  "results/words/whole/checkpoint", "--base", "results/words/base",
+EXPORT_WEIGHTS = ["export_weights", "--settings", "settings/words/export_weights.json",
+                  "--checkpoint", "results/words/whole/checkpoint", "--base", "results/words/base",
                   "--weights", "out/weights", "--state", "out/state"]  # fmt: skip
-IMPORT = ["import_checkpoint", "--config", "config/words.yaml", "--base", "results/words/base",
-          "--checkpoint", "results/words/whole/state", "--state", "out"]  # fmt: skip
-CACHE = ["cache_latents", "--config", "config/pics.yaml", "--size", "16", "--dataset", PICTURES,
-         "--base", "results/pics/base", "--output", "out"]  # fmt: skip
+IMPORT = ["import_checkpoint", "--settings", "settings/words/import_checkpoint.json",
+          "--base", "results/words/base", "--checkpoint", "results/words/whole/state",
+          "--state", "out"]  # fmt: skip
+CACHE = ["cache_latents", "--settings", "settings/pics/cache_latents.json", "--size", "16",
+         "--dataset", PICTURES, "--base", "results/pics/base", "--output", "out"]  # fmt: skip
 PARTS = ("unet", "text_encoder", "text_encoder_2")
 TEXT_FILES = {
     TEXT: ("model.safetensors", "config.json"),
@@ -154,15 +157,24 @@ READERS: list[tuple[list[str], dict[str, tuple[str, ...]]]] = [
     (IMPORT, {"results/words/whole/state": STATE, "results/words/base": ("model.safetensors",)}),
     (CACHE, {"results/pics/base": ("vae/diffusion_pytorch_model.safetensors",)}),
     (
-        ["build_base", "--config", "config/on-weights.yaml", "--output", "out"],
+        ["build_base", "--settings", "settings/on-weights/build_base.json", "--output", "out"],
         {WHOLE: (UNET, "model_index.json", "tokenizer/tokenizer.json")},
     ),
     (
-        ["build_base", "--config", "config/on-parts.yaml", "--output", "out"],
+        ["build_base", "--settings", "settings/on-parts/build_base.json", "--output", "out"],
         {WHOLE: ("vae/config.json",), "results/pics/base": (UNET,)},
     ),
     (
-        ["report", "--config", "config/pics.yaml", "--output", "out", "results/pics/whole"],
+        [
+            "report",
+            "--settings",
+            "settings/pics/report.json",
+            "--config",
+            "config/pics.yaml",
+            "--output",
+            "out",
+            "results/pics/whole",
+        ],
         {
             "results/pics/whole/evaluation": ("grid.png",),
             "results/pics/whole/launch": ("run.yaml",),
@@ -222,6 +234,10 @@ def build(base: Path, whole: Path, lora: Path) -> None:
     shutil.copy(PRESET, "config/launch")
     for name in CONFIGS:
         write_json(Path(f"config/{name}.yaml"), config_of(name))  # JSON is YAML
+        configured = parse_config(config_of(name), f"{name}.yaml")
+        for stage in SETTINGS:
+            phase = "whole" if stage in ("evaluate", "render_launch") else ""
+            write_settings(Path("settings", name, f"{stage}.json"), stage, configured, phase)
     Path("images").mkdir()
     for number in range(8):
         Image.new("RGB", (16, 16), (30 * number,) * 3).save(f"images/{number}.png")

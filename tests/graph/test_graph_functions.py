@@ -1,7 +1,8 @@
-"""What rules take, as functions of a job's wildcards: runs, inputs, parameters, resources."""
+"""What rules take, as functions of a job's wildcards: runs, artifacts, settings, resources."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +11,22 @@ from typing import Any
 import pytest
 import yaml
 
+from zerotrain.config import settings_file
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import (
+    SETTINGS,
+    BuildSettings,
+    ImportSettings,
+    LaunchSettings,
+    PrepareSettings,
+    ReportSettings,
+)
 from zerotrain.errors import EXIT_USER_ERROR
 from zerotrain.pipeline.graph import resources as graph_resources
-from zerotrain.pipeline.graph.inputs import JobInputs
-from zerotrain.pipeline.graph.parameters import JobParameters, option
+from zerotrain.pipeline.graph.artifacts import Artifacts
+from zerotrain.pipeline.graph.files import digests, files_of
+from zerotrain.pipeline.graph.inputs import JobInputs, option
 from zerotrain.pipeline.graph.resources import GIB, UNKNOWN, JobResources
 from zerotrain.pipeline.graph.runs import Runs, config_file
 
@@ -116,20 +127,36 @@ def test_the_base_of_a_dataset_has_one_path(run) -> None:
     assert named.base_of_data("shared") == own
 
 
+def artifacts(*runs: RunConfig) -> Artifacts:
+    """The artifacts of runs."""
+    return Artifacts(Runs({f"{place}.yaml": run for place, run in enumerate(runs)}))
+
+
+def inputs_of(*runs: RunConfig) -> JobInputs:
+    """What rules take of runs."""
+    by_file = Runs({f"{place}.yaml": run for place, run in enumerate(runs)})
+    return JobInputs(by_file, Artifacts(by_file))
+
+
 def test_a_phase_takes_what_comes_before_it(run) -> None:
     """Its cache by size, its preset, its base where it has buckets, and the state before it."""
-    inputs = JobInputs(Runs({"a.yaml": run()}), updates=False)
+    inputs = inputs_of(run())
     plain, big = Wildcards(phase="plain"), Wildcards(phase="big")
-    assert inputs.phase_cache(big) == "results/data/shared/cache/64/manifest.json"
-    assert inputs.launch_cache(big) == []
+    assert inputs.manifests("train_phase", "cache")(big) == [
+        "results/data/shared/cache/64/manifest.json"
+    ]
+    assert inputs.manifests("render_launch", "cache")(big) == []
     assert inputs.phase_preset(big) == "config/launch/zero2.yaml"
-    assert inputs.preset_choice(big) == []
-    assert inputs.launch_base(plain) == []
-    assert inputs.launch_base(big) == "results/one/base/manifest.json"
-    assert inputs.phase_start(plain) == []
-    assert inputs.phase_start(big) == ["results/one/plain/state/manifest.json"]
-    assert inputs.base_dataset(plain) == "results/data/shared/manifest.json"
-    assert inputs.base_files(plain) == []
+    assert inputs.manifests("render_launch", "base")(plain) == []
+    assert inputs.manifests("render_launch", "base")(big) == ["results/one/base/manifest.json"]
+    assert inputs.manifests("train_phase", "start")(plain) == []
+    assert inputs.manifests("train_phase", "start")(big) == [
+        "results/one/plain/state/manifest.json"
+    ]
+    assert inputs.manifests("build_base", "dataset")(plain) == ["results/data/shared/manifest.json"]
+    assert inputs.settings("cache_latents")(Wildcards(size="64")) == (
+        "results/data/shared/settings/cache_latents-64.json"
+    )
     assert inputs.of_phases("metrics.json")(plain) == [
         "results/one/plain/metrics.json", "results/one/big/metrics.json",
     ]  # fmt: skip
@@ -137,7 +164,7 @@ def test_a_phase_takes_what_comes_before_it(run) -> None:
 
 def test_targets_name_the_files_of_every_run(run) -> None:
     """Datasets and caches once, phases each, or but for the last."""
-    inputs = JobInputs(Runs({"a.yaml": run(), "b.yaml": run(run="two")}), updates=False)
+    inputs = inputs_of(run(), run(run="two"))
     assert inputs.datasets() == inputs.datasets(of_presets=True)
     assert inputs.datasets() == ["results/data/shared/manifest.json"]
     assert inputs.caches() == [
@@ -149,63 +176,95 @@ def test_targets_name_the_files_of_every_run(run) -> None:
     ]  # fmt: skip
 
 
-def test_an_external_checkpoint_is_its_files(run, capsys) -> None:
-    """In their order, with an optimizer next to a file; a name that Snakemake takes for a pattern
-    is refused, and so is no file."""
+def test_each_artifact_is_named_with_its_inputs_settings_and_records(run) -> None:
+    """Those that are made first come first; of runs that share a dataset each is named once."""
+    found = artifacts(run(), run(run="two")).planned.values()
+    names = [one.name for one in found]
+    assert len({*names}) == len(names)
+    first = ["prepare_dataset shared", "build_base one", "build_base two", "build_base shared"]
+    assert names[:4] == first
+    made: set[Path] = set()
+    for one in found:
+        assert made.issuperset(one.sources), one.name
+        made.update(one.folders)
+    evaluation = next(one for one in found if one.name == "evaluate two/big")
+    phase = Path("results/two/big")
+    assert evaluation.settings_file == phase / "settings/evaluate.json"
+    assert evaluation.outputs == [phase / "evaluation/manifest.json", phase / "metrics.json"]
+    assert evaluation.log == Path("results/two/logs/evaluate.big.log")
+    cache = next(one for one in found if one.name == "cache_latents shared 64")
+    assert cache.benchmark == Path("results/shared/benchmarks/cache_latents.64.tsv")
+
+
+def test_an_external_checkpoint_is_its_files(run) -> None:
+    """In their order, with an optimizer next to a file, and with the file of names."""
+    for name in ("old/b", "old/a", "new/cat_000000500.safetensors", "new/optimizer.pt"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
     resumed = run(base="sdxl", resume_from_checkpoint={"folder": "old", "names": "names.txt"})
-    inputs = JobInputs(Runs({"a.yaml": resumed}), updates=False)
-    jobs = Wildcards(phase="plain")
-    assert inputs.phase_start(jobs) == ["results/one/imported/state/manifest.json"]
-    assert inputs.names_file(jobs) == "names.txt"
-    Path("old").mkdir()
-    ends_with("old: no such folder", capsys, lambda: inputs.external_checkpoint(jobs))
-    for name in ("b", "a"):
-        (Path("old") / name).touch()
-    assert inputs.external_checkpoint(jobs) == ["old/a", "old/b"]
-    for name in ("cat_000000500.safetensors", "optimizer.pt"):
-        (Path("new") / name).parent.mkdir(exist_ok=True)
-        (Path("new") / name).touch()
+    own = files_of(ImportSettings.of(resumed))
+    assert own == {"checkpoint": ["old/a", "old/b"], "names": ["names.txt"]}
     saved = run(base="sdxl", resume_from_checkpoint={"folder": "new/cat_000000500.safetensors"})
-    of_file = JobInputs(Runs({"a.yaml": saved}), updates=False)
-    assert of_file.external_checkpoint(jobs) == [
-        "new/cat_000000500.safetensors",
-        "new/optimizer.pt",
+    assert files_of(ImportSettings.of(saved)) == {
+        "checkpoint": ["new/cat_000000500.safetensors", "new/optimizer.pt"], "names": [],
+    }  # fmt: skip
+    assert inputs_of(resumed).manifests("train_phase", "start")(Wildcards(phase="plain")) == [
+        "results/one/imported/state/manifest.json"
     ]
-    (Path("old") / "a{b}").touch()
-    ends_with("its name holds a brace", capsys, lambda: inputs.external_checkpoint(jobs))
     Path("sdxl").mkdir()
-    (Path("sdxl") / "model_index.json").touch()
-    assert inputs.base_files(jobs) == ["sdxl/model_index.json"]
-    assert inputs.base_dataset(jobs) == []
+    (Path("sdxl") / "a{b}.json").touch()
+    assert files_of(BuildSettings.of(resumed)) == {"model": ["sdxl/a{b}.json"]}
 
 
-def test_parameters_are_the_values_of_the_runs_sections(run) -> None:
-    """As JSON; of a preset alone what a real model is taken without."""
-    parameters = JobParameters(Runs({"a.yaml": run(), "b.yaml": run(run="two", seed=4)}))
-    first, second = Wildcards(run="one", phase="plain"), Wildcards(run="two", phase="plain")
-    assert parameters.config_file(second, None) == "b.yaml"
-    export, base = parameters.settings("export_weights"), parameters.settings("build_base")
-    assert export["lora"](first) is None
-    assert export["export"](first)["dtype"] == run().export.dtype
-    assert base["num_cpu_threads_per_process"](first) == 3
-    assert (base["resolution"](first), base["seed"](second)) == (32, 4)
-    assert parameters.settings("report") == {}
-    assert [*parameters.settings("render_launch")][-1] == "max_sequence_length"
-    assert "name" not in parameters.data(first)
-    real = JobParameters(Runs({"a.yaml": run(base="sdxl")}))
-    assert real.settings("build_base")["seed"](Wildcards()) is None
+def test_files_count_by_name_and_content(run) -> None:
+    """Neither by time nor by folder; that of a folder that is not there is unknown."""
+    settings = BuildSettings.of(run(base="sdxl"))
+    assert digests(settings, Path("results/one/base")) == {"model": "unknown"}
+    Path("sdxl").mkdir()
+    file = Path("sdxl/model_index.json")
+    file.write_text("{}", encoding="utf-8")
+    before = digests(settings, Path("results/one/base"))
+    os.utime(file, (1, 1))
+    assert digests(settings, Path("results/one/base")) == before
+    file.write_text("[]", encoding="utf-8")
+    assert digests(settings, Path("results/one/base")) != before
+
+
+def test_a_recipe_records_the_values_of_a_runs_sections(run) -> None:
+    """By their keys; without those at their defaults; of a preset alone what a real model is taken
+    without."""
+    preset, real = BuildSettings.of(run()), BuildSettings.of(run(base="sdxl"))
+    assert preset.recorded() == {
+        "family": "sdxl", "base": "nano", "base_copy": "link", "seed": 0, "train.resolution": 32,
+        "launch.num_cpu_threads_per_process": 3, "rescale_betas_zero_snr": False,
+    }  # fmt: skip
+    assert {*preset.recorded()} - {*real.recorded()} == {"seed", "train.resolution"}
+    assert ReportSettings.of(run()).recorded() == {}
+    assert "name" not in PrepareSettings.of(run()).recorded()["data"]
 
 
 def test_a_phase_is_recorded_without_what_comes_after_it(run) -> None:
-    """With every value of it, those of other phases too where a stage reads them."""
-    parameters = JobParameters(Runs({"a.yaml": run()}))
-    found = parameters.settings("render_launch")["phases"](Wildcards(phase="plain"))
-    assert [one["name"] for one in found] == ["plain"]
-    assert found[0]["train"]["on_change"] == "restart"
-    asked = Runs({"a.yaml": run(train={"resolution": 32, "on_change": "continue"})})
-    parameters = JobParameters(asked)
-    found = parameters.settings("render_launch")["phases"](Wildcards(phase="big"))
+    """With every value of it that is not the default, those of other phases too where a stage reads
+    them."""
+    asked = run(train={"resolution": 32, "on_change": "continue"})
+    [plain] = LaunchSettings.of(run(), "plain").recorded()["phases"]
+    assert (plain["name"], "on_change" in plain["train"]) == ("plain", False)
+    found = LaunchSettings.of(asked, "big").recorded()["phases"]
     assert [one["train"]["on_change"] for one in found] == ["continue", "continue"]
+
+
+@pytest.mark.parametrize("stage", SETTINGS)
+def test_a_settings_file_gives_back_what_was_written(run, stage: str) -> None:
+    """Also which values were given, which launch files name; twice the same text."""
+    phase = "big" if stage in ("render_launch", "evaluate") else ""
+    settings = SETTINGS[stage].of(run(), phase)
+    text = settings_file.render(stage, settings)
+    path = Path("settings.json")
+    path.write_text(text, encoding="utf-8")
+    read, file = settings_file.read_settings(path, stage)
+    assert read == settings
+    assert settings_file.render(stage, read) == text
+    assert (file.rebuild, settings_file.read_mark(path)) == (None, None)
 
 
 def test_an_option_is_left_out_with_its_input() -> None:

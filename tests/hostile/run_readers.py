@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,20 +28,18 @@ from zerotrain.builder import live, processes, start
 from zerotrain.config.read import read_config
 from zerotrain.config.runs import read_runs
 from zerotrain.errors import PipelineError
-from zerotrain.evaluation.compare.facts import read_facts
-from zerotrain.evaluation.compare.sides import find_sides
-from zerotrain.evaluation.history import read_history
-from zerotrain.evaluation.report.facts import read_run
 from zerotrain.launch.files import write_launch_files, write_run_yaml
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.pipeline.doctor.report import Report
 from zerotrain.pipeline.doctor.run import look_at_run
-from zerotrain.pipeline.dvc.files import parse_lock
-from zerotrain.pipeline.dvc.pipeline import load_pipeline
+from zerotrain.pipeline.dvc.files import load_pipeline, parse_lock
 from zerotrain.pipeline.switch import point
 from zerotrain.pipeline.trained_weights import trained_models
-from zerotrain.pipeline.watch.runs import choose_runs
-from zerotrain.pipeline.watch.state import RunReader
+from zerotrain.pipeline.watch import state
+from zerotrain.run.compare.facts import read_facts
+from zerotrain.run.compare.sides import find_sides
+from zerotrain.run.runs import choose_runs
+from zerotrain.run.view import RunView
 from zerotrain.state.open import open_view
 from zerotrain.state.show import show
 from zerotrain.state.state import write_state
@@ -49,6 +48,8 @@ from zerotrain.training.process.ending import ExitRecord
 from zerotrain.training.reporting import heartbeat
 
 RUN = "digits"
+VALUES = ("launch", "metrics", "evaluation", "ran_on", "weights", "exported", "engine", "end")
+"""What a view reads of a phase."""
 
 
 @contextlib.contextmanager
@@ -114,9 +115,9 @@ def _each(*calls: Callable[[], object]) -> None:
 def _watch(folder: Path, _: Path) -> None:
     with _inside(folder):
         choose_runs()
-        reader = RunReader(RUN)
+        view = RunView(RUN)
         for _again in range(2):
-            json.dumps(reader._read().as_json())  # whose tracebacks `read` shows as a state
+            json.dumps(state._read(view).as_json())  # `read_state` shows tracebacks as a state
 
 
 def _doctor(folder: Path, _: Path) -> None:
@@ -127,10 +128,11 @@ def _doctor(folder: Path, _: Path) -> None:
 
 def _report(folder: Path, _: Path) -> None:
     with _inside(folder):
-        phases = [RunFolder(RUN).phase(name).path for name in ("plain", "offload")]
+        folders = [RunFolder(RUN).phase(name).path for name in ("plain", "offload")]
+        view = RunView(RUN, folders=folders)
         _each(
-            lambda: read_run(RUN, phases),
-            lambda: read_history(phases),
+            *(partial(getattr, phase, name) for phase in view.phases for name in VALUES),
+            lambda: view.curves,
             lambda: [read_facts(side) for side in find_sides([f"{RUN}/plain", f"{RUN}/offload"])],
         )
 
@@ -153,7 +155,7 @@ def _page(folder: Path, _: Path) -> None:
     with _inside(folder):
         start.find_sources()
         for run in live.known_runs():
-            RunReader(run)._read(), live.find_pictures(run), processes.is_at_work(run)
+            state._read(RunView(run)), live.find_pictures(run), processes.is_at_work(run)
             processes.is_asked_to_stop(run)
         for what in ("train", "switch"):
             processes.read_started(RUN, what), processes.read_output(RUN, what, 15)

@@ -1,19 +1,16 @@
-"""dvc.yaml, dvc.lock and NAME.dvc of a repository from somebody else, which DVC reads after us."""
+"""dvc.yaml and dvc.lock of a repository from somebody else."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.builders.refusals import refusal
 
-from zerotrain.pipeline.dvc import agreement, commits, storage
-from zerotrain.pipeline.dvc.commits import Found
-from zerotrain.pipeline.dvc.files import parse_lock
-from zerotrain.pipeline.dvc.jobs import config_of
-from zerotrain.pipeline.dvc.pipeline import load_pipeline
-from zerotrain.pipeline.dvc.restore import check_recorded
+from zerotrain.pipeline.dvc.commits import _outputs
+from zerotrain.pipeline.dvc.files import load_pipeline, parse_lock, recorded_below
+from zerotrain.pipeline.dvc.pipeline import config_of, merged
+from zerotrain.pipeline.dvc.record import record
 
 MD5 = "0" * 31 + "a"
 DEEP = {
@@ -31,25 +28,18 @@ DEEP = {
 def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path(".dvc").mkdir()
-    agreement.pipeline_here.cache_clear()
 
 
 @pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
-def test_nesting_ends_no_process(text: str) -> None:
-    """Neither in our reader nor in DVC's, which is not called."""
-    for name in ("dvc.lock", "dvc.yaml", "photos.dvc"):
-        file = Path(name)
-        file.write_text(text, encoding="utf-8")
-        with pytest.raises(commits.DocumentError) as caught, storage.open_repo():
-            pass
-        assert str(caught.value).startswith(f"ERROR: {name}: ")
-        file.unlink()
+def test_nesting_ends_no_process(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is one sentence; after a run a warning."""
     Path("dvc.lock").write_text(text, encoding="utf-8")
-    assert refusal(check_recorded).startswith("ERROR: dvc.lock: ")
-    assert commits._in_lock(None, text, {MD5}) is None
+    assert refusal(recorded_below, [Path("results")]).startswith("ERROR: dvc.lock: ")
+    assert _outputs(text) == []
     Path("dvc.yaml").write_text(text, encoding="utf-8")
     assert refusal(load_pipeline).startswith("ERROR: dvc.yaml: ")
-    assert agreement.pipeline_here() == {}
+    record(Path("config/config.yaml"), current=(), began=0)
+    assert capsys.readouterr().err.startswith("WARNING: DVC: nothing is recorded: dvc.yaml: ")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +55,7 @@ def test_another_structure_than_dvc_writes(stages: str) -> None:
     """It is named, and an earlier commit with it is passed over."""
     text = f"schema: '2.0'\nstages: {stages}\n"
     assert refusal(parse_lock, text).startswith("ERROR: dvc.lock: ")
-    assert commits._in_lock(None, text, {MD5, "1"}) is None
+    assert _outputs(text) == []
 
 
 def test_folders_in_the_place_of_documents() -> None:
@@ -73,36 +63,22 @@ def test_folders_in_the_place_of_documents() -> None:
     for name in ("dvc.yaml", "dvc.lock"):
         Path(name).mkdir()
     assert refusal(load_pipeline).startswith("ERROR: dvc.yaml: is a folder")
-    assert "dvc.lock: not here" in refusal(check_recorded)
+    assert recorded_below([Path("results")]) == (0, 0)
 
 
 @pytest.mark.parametrize(
     "stage",
     [
         1, [], {}, {"cmd": 1}, {"cmd": ["snakemake --cores all"]}, {"cmd": {"a": 1}},
-        {"cmd": "snakemake --cores all 'x"}, {"cmd": "snakemake --cores all --configfile"},
-        {"cmd": "snakemake --cores all"}, {"cmd": "x zerotrain dvc check 'x"},
+        {"cmd": "snakemake --cores all 'x"}, {"cmd": "snakemake --cores all"},
+        {"cmd": "snakemake --cores all", "outs": [1, {}, {1: 2}, ["results/a"]]},
+        {"cmd": "snakemake --cores all", "outs": "results/a", "metrics": 3},
+        {"cmd": "snakemake --cores all --configfile", "outs": {"results/a": {}}},
     ],
 )  # fmt: skip
-def test_commands_of_stages(stage: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that cannot be split into words is no stage of ours."""
-    Path(".git").mkdir()
-    Path("dvc.yaml").write_text("{}", encoding="utf-8")
-    monkeypatch.setattr(agreement, "pipeline_here", lambda: {"stages": {"a": stage}})
-    assert not any(agreement.outputs_of(Path("config/config.yaml")).values())
-    if isinstance(stage, dict):
-        config_of(str(stage.get("cmd")))
-
-
-def test_stages_that_need_each_other() -> None:
-    """Their order ends, also for a chain that is longer than Python's stack."""
-    ring: dict[str, Any] = {
-        "a": {"deps": [{"path": "y"}], "outs": [{"path": "x"}], "params": {"f": {"d": object()}}},
-        "b": {"deps": [{"path": "x"}], "outs": [{"path": "y"}]},
-    }
-    assert Found(None, "a", "x", ring).made_by() == ["b", "a"]
-    assert "  y  md5 unknown" in Found(None, "a", "x", ring).lines()
-    chain: dict[str, Any] = {
-        str(n): {"deps": [{"path": f"o{n + 1}"}], "outs": [{"path": f"o{n}"}]} for n in range(3000)
-    }
-    assert Found(None, "0", "o0", chain).made_by()[0] == "2999"
+def test_stages_of_others(stage: object) -> None:
+    """One that was not generated is the user's own, and stays as it is."""
+    config = Path("config/config.yaml")
+    assert config_of(stage) is None
+    loaded = {"stages": {"a": stage}, "plots": [1, "a", None]}
+    assert merged(loaded, {"stages": {}, "plots": []}, config) == loaded

@@ -9,13 +9,14 @@ import sys
 import pytest
 from tests.builders.processes import DEAD_PID
 
+from zerotrain.machine import child_process
 from zerotrain.machine.child_process import (
     SUPERVISOR,
     end_with_parent,
+    end_with_supervisor,
     supervisor_mark,
     supervisor_pid,
 )
-from zerotrain.pipeline import snakemake_runs
 
 WORKS = """
 import time
@@ -75,15 +76,12 @@ def test_a_child_knows_its_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
     end_with_parent()
 
 
-def test_the_jobs_of_a_snakemake_inherit_none(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    """Neither the one that called it nor that of another command."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(snakemake_runs, "end_with_parent", lambda: None)
-    monkeypatch.setattr(snakemake_runs.atexit, "register", lambda *_: None)
+def test_the_jobs_of_a_snakemake_inherit_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the one that called it, with which it ends, nor that of another command."""
+    followed: list[str] = []
+    monkeypatch.setattr(child_process, "end_with_parent", lambda: followed.append(SUPERVISOR))
     for mark in (supervisor_mark(), f"{os.getppid()}"):
         monkeypatch.setenv(SUPERVISOR, mark)
-        monkeypatch.setenv(snakemake_runs.MARK, "")
-        snakemake_runs.begin(["all"])
+        end_with_supervisor()
         assert SUPERVISOR not in os.environ
-    (run,) = snakemake_runs.read_runs()
-    assert run.supervisor == os.getppid()
+    assert followed == [SUPERVISOR]

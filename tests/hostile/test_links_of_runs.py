@@ -8,8 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from tests.builders.refusals import refusal
@@ -20,8 +18,9 @@ from zerotrain.artifact.layout import RunFolder
 from zerotrain.builder import processes
 from zerotrain.builder.processes import SwitchChoice
 from zerotrain.config.read import read_config
+from zerotrain.pipeline import hooks
+from zerotrain.pipeline.graph.artifacts import Artifacts
 from zerotrain.pipeline.graph.runs import Runs
-from zerotrain.pipeline.hooks import Hooks
 from zerotrain.pipeline.options import SwitchOptions
 from zerotrain.pipeline.switch.command import switch
 
@@ -62,8 +61,7 @@ def run(
 def _snakemake() -> None:
     """What Snakemake does before its first job."""
     runs = Runs({CONFIG: read_config(Path(CONFIG))})
-    stand_in: Any = SimpleNamespace(_main=True, _runs=runs, _workflow=None)
-    Hooks.before_jobs(stand_in)
+    hooks.before_jobs(None, runs, Artifacts(runs))
 
 
 ACTIONS: dict[str, Callable[[], object]] = {

@@ -13,15 +13,16 @@ from tests.builders.refusals import refusal
 from tests.builders.watched_runs import WatchedRun
 
 from zerotrain.artifact import Artifact
-from zerotrain.builder import live
 from zerotrain.builder.app import create_app
 from zerotrain.builder.settings import BuilderSettings
 from zerotrain.config.runs import find_config
 from zerotrain.pipeline.lineage.chain import facts_of
 from zerotrain.pipeline.switch.edit import read_note
-from zerotrain.pipeline.watch import command, stages
-from zerotrain.pipeline.watch.runs import choose_runs
-from zerotrain.pipeline.watch.state import read_run_state
+from zerotrain.pipeline.watch import command, state
+from zerotrain.pipeline.watch.state import RunState, read_run_state
+from zerotrain.run import stages
+from zerotrain.run.runs import choose_runs
+from zerotrain.run.view import RunView
 
 SECONDS = 20.0
 """Of a test, after which something waits for ever."""
@@ -164,15 +165,15 @@ def test_configurations_that_cannot_be_read(evil: WatchedRun, text: str) -> None
 def test_a_run_that_cannot_be_read_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its reading raises: in the list, on its page, and in watch."""
 
-    def read(self: live.RunReader) -> object:
-        if self._run == "evil":
+    def read(view: RunView) -> RunState:
+        if view.run == "evil":
             raise ZeroDivisionError("no such luck")
-        return original(self)
+        return original(view)
 
-    original = live.RunReader._read
-    monkeypatch.setattr(live.RunReader, "_read", read)
-    state = read_run_state("evil")
-    assert (state.state, state.problem) == (
+    original = state._read
+    monkeypatch.setattr(state, "_read", read)
+    found = read_run_state("evil")
+    assert (found.state, found.problem) == (
         "failed",
         "cannot be read: ZeroDivisionError: no such luck",
     )

@@ -9,7 +9,6 @@ import pytest
 from tests.builders.refusals import refused
 
 from zerotrain.machine.regular_file import open_to_change
-from zerotrain.pipeline import snakemake_runs
 from zerotrain.training.process import lock
 from zerotrain.training.process.lock_file import SignsOfLife
 
@@ -48,8 +47,8 @@ def test_what_is_no_plain_file_is_no_lock(victim: Path, kind: str) -> None:
     assert not victim.with_name("made").exists()
 
 
-def test_progress_of_others_overwrites_nothing(victim: Path, monkeypatch) -> None:
-    """A folder whose locks are links: training, and the records of Snakemake."""
+def test_progress_of_others_overwrites_nothing(victim: Path) -> None:
+    """A folder whose locks are links."""
     progress = victim.parent / "progress"
     progress.mkdir()
     for name in (lock.TAKING, lock.WRITER):
@@ -59,8 +58,4 @@ def test_progress_of_others_overwrites_nothing(victim: Path, monkeypatch) -> Non
         pass
     (progress / "lock").symlink_to(victim)
     assert refused(SignsOfLife, progress / "lock", 60).what.endswith("is a link, not a file")
-    monkeypatch.chdir(victim.parent)
-    snakemake_runs.RUNS.mkdir(parents=True)
-    (snakemake_runs.RUNS / "turn").symlink_to(victim)
-    snakemake_runs.remove_stale_lock()
     assert victim.read_text(encoding="utf-8") == VICTIM

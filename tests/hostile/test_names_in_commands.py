@@ -6,16 +6,14 @@ import os
 import shlex
 import shutil
 import subprocess
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from tests.builders.refusals import refused
 
-from zerotrain.pipeline.dvc import pipeline as module
-from zerotrain.pipeline.dvc.jobs import config_of, stage_command
-from zerotrain.pipeline.graph.parameters import option, options
+from zerotrain.pipeline.dvc.pipeline import config_of, pipeline
+from zerotrain.pipeline.graph.inputs import option, options
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["a;touch ran.yaml", "a $(touch ran) `touch ran`.yaml", 'it\'s "a" $HOME.yaml']
@@ -56,33 +54,22 @@ def test_make_runs_no_name(clone: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_dvc_runs_no_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dvc_runs_no_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands of stages quote it, and it is found again in them."""
+    monkeypatch.chdir(tmp_path)
     config = Path("config") / name
-    job = SimpleNamespace(output=["results/a/report/manifest.json"], rule=SimpleNamespace(name="r"))
-    monkeypatch.setattr("zerotrain.pipeline.dvc.jobs.unwatched", lambda job: False)
-    command = stage_command(job, config)
-    assert shlex.split(command)[3:5] == ["--configfile", str(config)]
-    assert config_of(command) == config
-    monkeypatch.setattr(module, "read_config", lambda path: None)
-    monkeypatch.setattr(module, "load_config", lambda path: {"a": 1})
-    guard = module._stages([], config, None)[module.GUARD]["cmd"]  # type: ignore[arg-type]
-    assert shlex.split(guard)[-2:] == ["--config", str(config)]
+    config.parent.mkdir()
+    shutil.copy(ROOT / "config" / "sums.yaml", config)
+    for stage in pipeline(config)["stages"].values():
+        assert shlex.split(stage["cmd"])[-2:] == ["--configfile", str(config)]
+        assert config_of(stage) == config
 
 
-@pytest.mark.parametrize(
-    "stages", [{"a": {"deps": ["~/${data.name}"]}}, {"a": {"params": [{"${a}.yaml": None}]}}]
-)
-def test_dvc_inserts_no_value(stages, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dvc_inserts_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name with `${` would become another: it is refused."""
-    workflow = SimpleNamespace(dag=SimpleNamespace(jobs=[]))
-    monkeypatch.setattr(module, "PACKAGE", Path.cwd() / "workflow")
-    monkeypatch.setattr(module, "read_config", lambda path: None)
-    monkeypatch.setattr(module, "workflow_of", lambda *_, **__: nullcontext(workflow))
-    monkeypatch.setattr(module, "_stages", lambda *_: stages)
-    monkeypatch.setattr(module, "plots_of", lambda run: [])
-    monkeypatch.setattr(module, "artifacts_of", lambda run: {})
-    assert "holds ${, which DVC would replace" in refused(module.pipeline, Path("a.yaml")).what
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "config" / "sums.yaml", "${a}.yaml")
+    assert "holds ${, which DVC would replace" in refused(pipeline, Path("${a}.yaml")).what
 
 
 def test_rules_quote_optional_files() -> None:

@@ -124,8 +124,10 @@ def test_metrics_say_what_was_measured_and_used(run, capsys):
     assert str(run / "weights") in capsys.readouterr().err
     found = artifact.read(run / "evaluation", "evaluation")
     samples = {f"samples/{row:02d}-{column:02d}.png" for row in range(2) for column in range(2)}
-    curves = {"loss.csv", "metrics.csv", "loss.png", "learning_rate.png", "records/memory.csv"}
-    assert found.files.keys() == {"grid.png", *curves, *samples}
+    records = {"records/memory.csv", "records/metrics.json"}
+    assert found.path("records/metrics.json").read_bytes() == (run / "evaluation.json").read_bytes()
+    curves = {"loss.csv", "metrics.csv", "loss.png", "learning_rate.png"}
+    assert found.files.keys() == {"grid.png", *curves, *samples, *records}
     assert found.content["prompts"] == ["a dark wall", "a bright wall"]
 
 

@@ -18,7 +18,6 @@ from zerotrain.data.conversation import read_conversations
 from zerotrain.data.dataset import ConditioningImage, read_dataset
 from zerotrain.data.dataset_folder import read_bad
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.rebuild import look_at
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 
@@ -279,15 +278,13 @@ def test_the_identity_is_that_of_one_json_with_all_samples(folder):
 
 
 def test_a_damaged_or_other_list_of_samples_is_refused(folder):
-    """Instead of read as something else; a plan prepares the dataset again."""
+    """Instead of read as something else."""
     output = prepare(folder)
     file = output / "samples/samples.arrow"
     content = file.read_bytes()
     with pytest.raises(PipelineError, match=r"samples\.arrow: .*unknown columns"):
         read_conversations(output)
-    assert look_at(output, {}) == []
     file.write_bytes(content[:-9])
     assert refused(read_dataset, output).what.startswith(f"{file}: {len(content) - 9} bytes")
-    assert [one.path for one in look_at(output, {})] == [file]
     file.write_bytes(content[:100] + b"?" + content[101:])
     assert refused(read_dataset, output).what.startswith(f"{file}: sha256 ")

@@ -23,9 +23,9 @@ from zerotrain.data.dataset import IMAGES, Sample
 from zerotrain.data.dataset_folder import publish_dataset
 from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
-from zerotrain.evaluation.report import samples
 from zerotrain.evaluation.results import Answer, write_answers
 from zerotrain.export.formats.loading_code import loading_code
+from zerotrain.run.report import samples
 from zerotrain.stages.report import ReportSettings, report, use_command
 from zerotrain.state.checkpoint import write_position
 from zerotrain.training.reporting.grid import draw_grid

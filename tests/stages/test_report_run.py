@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 from zerotrain import artifact, cli
 from zerotrain.config.read import read_config
 from zerotrain.errors import PipelineError
-from zerotrain.evaluation.report.costs import measure_disk
-from zerotrain.evaluation.report.facts import read_run
-from zerotrain.evaluation.report.forecast import UNKNOWN, compare_forecasts
-from zerotrain.evaluation.report.lineage import lineage_table, walk_lineage
-from zerotrain.evaluation.report.parts import Panel
 from zerotrain.launch.planner.architecture import Architecture
 from zerotrain.launch.planner.traced import Activations, ModelShapes, TracedModel
 from zerotrain.launch.planner.tracing import Tracer
+from zerotrain.run.report.costs import measure_disk
+from zerotrain.run.report.forecast import UNKNOWN, compare_forecasts
+from zerotrain.run.report.lineage import lineage_table, walk_lineage
+from zerotrain.run.report.parts import Panel
+from zerotrain.run.view import RunView
 
 MIB = 2**20
 LOG = [{"phase": "plain", "step": step, "loss": 1.0 / step} for step in (1, 2)]
@@ -114,7 +114,7 @@ def test_lineage_names_parents_by_hash_and_what_has_changed(results: Path):
     (Path("gone") / "manifest.json").unlink()
     with artifact.publish(Path("base"), "base") as draft:
         (draft.folder / "a").write_text("other")
-    rows = lineage_table(walk_lineage(read_run("digits", [plain]))).rows
+    rows = lineage_table(walk_lineage(RunView("digits", folders=[plain]))).rows
     now = artifact.read(Path("base"), "base").identity[:12]
     assert [row[:3] for row in rows[:2]] == [["base", "base", now], ["gone", "not here", ""]]
     assert rows[2][3] == (
@@ -148,7 +148,7 @@ def test_the_forecast_is_next_to_what_was_measured(measured: Path, monkeypatch: 
         Tracer, "trace", lambda *_, **__: TracedModel(model, {"torch": activations})
     )
     config = read_config(Path("config/cats.yaml"))
-    facts = read_run("digits", [measured])
+    facts = RunView("digits", folders=[measured])
     panel = compare_forecasts(facts, {"plain": config}, None, trace=False)
     assert isinstance(panel, Panel)
     assert panel.table is not None
@@ -160,6 +160,6 @@ def test_the_forecast_is_next_to_what_was_measured(measured: Path, monkeypatch: 
 def test_a_forecast_is_only_traced_by_hand(measured: Path, capsys: pytest.CaptureFixture[str]):
     """The rule's page reads what has been traced, builds no model and prints nothing about it."""
     config = read_config(Path("config/cats.yaml"))
-    facts = read_run("digits", [measured])
+    facts = RunView("digits", folders=[measured])
     assert compare_forecasts(facts, {"plain": config}, None, trace=False) == UNKNOWN
     assert capsys.readouterr() == ("", "")

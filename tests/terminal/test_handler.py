@@ -107,7 +107,8 @@ class Terminal:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with the stages' logs; why a job runs is not asked of the plan."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(handler, "describe_reason", lambda job, dag: handler.NEW)
+    monkeypatch.setattr(handler.Reasons, "describe", lambda self, job, dag: handler.NEW)
+    monkeypatch.setattr(handler.Reasons, "name", lambda self, job: f"{job.rule.name} tiny")
     return tmp_path
 
 

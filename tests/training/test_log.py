@@ -17,11 +17,10 @@ from tests.builders.phases import make_tiny_phase
 
 from zerotrain.artifact.documents import check_type
 from zerotrain.evaluation.curves import read_log
-from zerotrain.evaluation.history import RunHistory
-from zerotrain.evaluation.report.facts import RunFacts
-from zerotrain.evaluation.report.memory import memory_panels
-from zerotrain.evaluation.report.parts import Missing
 from zerotrain.machine.memory_watch import MemoryUse, memory_now
+from zerotrain.run.report.memory import memory_panels
+from zerotrain.run.report.parts import Missing
+from zerotrain.run.view import RunView
 from zerotrain.training.reporting.log import Log, Means, PendingMeans
 
 MEMORY = [{"device": MemoryUse(0, 0, 0), "host": MemoryUse(10, 12, 20)}]
@@ -214,7 +213,7 @@ def test_memory_is_that_of_all_processes(training) -> None:
         assert first == line["host_bytes"] != second
         assert second > 2**20
         assert line["device_bytes_by_rank"] == [0, 0]
-    [panel] = memory_panels(RunFacts("r", [], [], RunHistory(lines, {})), Missing())
+    [panel] = memory_panels(RunView("r", folders=[training.progress("two").parent]), Missing())
     assert panel.table is not None
     assert [row[0] for row in panel.table.rows] == ["rank 0", "rank 1"]
     text = (training.rolling("two", 3) / "records/resources.json").read_text()

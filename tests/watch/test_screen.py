@@ -16,9 +16,10 @@ from tests.builders.terminals import OTHER_SCREEN, OWN_SCREEN, Terminal, start_s
 from tests.builders.watched_runs import WatchedRun
 
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.watch import command, screen, stages
+from zerotrain.pipeline.watch import command, screen
 from zerotrain.pipeline.watch.screen import Canvas, describe, describe_changes, draw
 from zerotrain.pipeline.watch.state import RunState, read_run_state
+from zerotrain.run import stages
 from zerotrain.training.process.lock_owner import this_process
 
 FOREIGN = "a\x1b]0;owned\x07b\x1b[2Jc\x9b2Jd\r\n\te"
@@ -243,3 +244,14 @@ def test_how_a_watch_ends(
     ]  # fmt: skip
     with pytest.raises(PipelineError, match="no file in config has the run nowhere"):
         command.watch("nowhere", None, once=True, as_json=False)
+
+
+def test_a_watch_of_a_trained_run_ends_with_code_0(
+    run: WatchedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once nothing has worked on it for a while; the drawing says how to evaluate it."""
+    monkeypatch.setattr(command, "SETTLE_SECONDS", 0.2)
+    run.finish("offload", 700)
+    assert command.watch("digits", 0.1, once=False, as_json=False) == 0
+    assert capsys.readouterr().out.startswith("digits: trained, offload step 500 of 700, ")
+    assert drawn(read_run_state("digits"), 80)[-1].startswith("to continue: snakemake ")

@@ -140,7 +140,12 @@ def test_the_count_of_damaged_shards_and_other_encoders(run):
     is certain of a base that is built again."""
     shards = sorted((run.folder / "cache").glob("latents-*"))
     assert len(shards) > 1
-    each = [foresee(run, damaged={shard.name}).images for shard in shards]
+    each = []
+    for shard in shards:
+        held = shard.read_bytes()
+        shard.write_bytes(held[:-1])
+        each.append(foresee(run).images)
+        shard.write_bytes(held)
     assert min(each) > 0
     assert sum(each) == 20
     assert foresee(run, cached={"dtype": "bf16"}).images == 20
@@ -171,7 +176,7 @@ def test_orphans_and_unfinished_shards_count_as_cached(run, capsys):
     shard = next(cache.glob("latents-*"))
     digest = file_sha256(shard)
     shard.rename(cache / "partial" / f"{digest}.safetensors")
-    assert foresee(run, cached={"dtype": "bf16"}, damaged={shard.name}).images == 0
+    assert foresee(run, cached={"dtype": "bf16"}).images == 0
     for left in ("partial", "orphans"):
         shutil.rmtree(cache / left)
     run.cache(dtype="bf16")

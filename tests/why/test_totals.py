@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from zerotrain.pipeline.why import outcomes, report
+from zerotrain.pipeline.graph.currency import Currency
+from zerotrain.pipeline.why import report
+from zerotrain.pipeline.why.causes import Cause, Causes
 from zerotrain.pipeline.why.outcomes import Outcome
 from zerotrain.pipeline.why.report import text
 
+CAUSE = "1 caption changed: cat.png"
 
-class Planned:
-    """A plan with one cause, and the outcomes of its jobs: seconds and bytes of each.
+
+class Found:
+    """A plan with one cause, and the outcomes of its stages: seconds and bytes of each.
 
     Attributes:
-        jobs: Names of the stages.
-        causes: The plan itself is its cause.
+        running: What runs.
     """
 
-    text = "1 caption changed: cat.png"
-
     def __init__(self, **found: tuple[float | None, int | None]) -> None:
-        self.jobs = self.followers = [*found]
-        self.causes = [self]
-        self._found = {
-            name: Outcome(name, "", *values, changes=True, forecast=name.startswith("train"))
-            for name, values in found.items()
-        }
+        names: list[Any] = [SimpleNamespace(name=name) for name in found]
+        self.running = [Currency(name) for name in names]
+        self._found = [
+            Outcome(one, "", *values, changes=True, forecast=one.planned.name.startswith("train"))
+            for one, values in zip(self.running, found.values(), strict=True)
+        ]
 
     def __iter__(self) -> Any:
-        return iter(self._found.values())
+        return iter(self._found)
 
-    def of(self, job: str) -> Outcome:
-        """The outcome of a job."""
-        return self._found[job]
+    def of(self, one: Currency) -> Outcome:
+        """The outcome of a stage."""
+        return self._found[self.running.index(one)]
+
+    def following(self, first: Any) -> Any:
+        """All of them run for the cause."""
+        return self.running
 
 
 CASES: dict[str, tuple[dict[str, tuple[float | None, int | None]], list[str]]] = {
@@ -70,10 +76,9 @@ CASES: dict[str, tuple[dict[str, tuple[float | None, int | None]], list[str]]] =
 @pytest.mark.parametrize("case", CASES)
 def test_the_totals_are_sums_and_name_what_is_unknown(case, monkeypatch):
     """Each second and byte that is known counts once; what is free is next to it."""
-    monkeypatch.setattr(outcomes, "job_name", str)
     monkeypatch.setattr(report, "_free", lambda: 9_000_000_000)
-    found, expected = CASES[case]
-    planned: Any = Planned(**found)
-    lines = text(planned, planned).splitlines()
-    assert lines[0] == Planned.text
+    values, expected = CASES[case]
+    found: Any = Found(**values)
+    lines = text(found, Causes([Cause("samples", CAUSE)], {}), found).splitlines()
+    assert lines[0] == CAUSE
     assert lines[-2:] == expected

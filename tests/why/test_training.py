@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from tests.builders.runs import make_config
 
 from zerotrain import artifact
-from zerotrain.pipeline.terminal.changes import Change
+from zerotrain.artifact.recipe import Difference
 from zerotrain.pipeline.why import estimates
-from zerotrain.pipeline.why.training import foresee_training
+from zerotrain.pipeline.why.training import foresee_restoring, foresee_training
 
-RATE = Change("train.learning_rate", 0.001, 0.002, "a")
+RATE = Difference("settings", "train.learning_rate", 0.001, 0.002, "a")
 UNTRAINED = [
-    Change("until", "40 steps", "80 steps", "a"),
-    Change("train.save_every", 10, 20, "a"),
-    Change("train.gradient_accumulation_steps", 1, 2, "a"),
-    Change("validation.every", 10, 20, "a"),
+    Difference("settings", "until", "40 steps", "80 steps", "a"),
+    Difference("settings", "train.save_every", 10, 20, "a"),
+    Difference("settings", "train.gradient_accumulation_steps", 1, 2, "a"),
+    Difference("settings", "validation.every", 10, 20, "a"),
 ]
 
 
@@ -75,6 +76,26 @@ def test_a_new_phase_trains_from_the_end_of_the_one_before(tmp_path):
     """Whatever changed before it had any step."""
     found = foresee(tmp_path, (40, 80), [RATE], True)
     assert (found.what, found.steps, found.restarts) == ("trains from step 40 to 80", 40, False)
+
+
+def test_a_damaged_checkpoint_is_published_again_as_far_as_progress_goes(trained):
+    """Refused where no rolling one is whole; without a published one, it is trained again."""
+
+    def foreseen() -> tuple[str, int | None]:
+        found = foresee_restoring(trained, (0, 40))
+        return found.what, found.steps
+
+    progress = trained / "progress"
+    assert foreseen() == ("publishes its step 40 again, no step is trained", 0)
+    (progress / "step-00000040/manifest.json").write_text("{}")
+    assert foreseen() == ("continues from step 20 to 40", 20)
+    (progress / "step-00000020/manifest.json").write_text("{}")
+    refused = (f"is refused: {progress} holds no whole checkpoint either", 0)
+    assert foreseen() == refused
+    shutil.rmtree(progress)
+    assert foreseen() == refused
+    shutil.rmtree(trained / "checkpoint")
+    assert foreseen() == ("trains again from its start", 40)
 
 
 def test_seconds_of_a_step_are_those_of_the_phase_alone(tmp_path):

@@ -1,5 +1,5 @@
-"""Runs `snakemake`, `dvc` and `python -m zerotrain` in forks of a process that has imported their
-libraries once.
+"""Runs `snakemake`, `dvc`, `python -m zerotrain` and the fake `zerotrain` in forks of a process
+that has imported their libraries once.
 
     python command_server.py SOCKET
 
@@ -27,6 +27,7 @@ import dvc_data.hashfile.db.local  # noqa: F401
 import dvc_render  # noqa: F401
 import flufl.lock  # noqa: F401
 import jinja2  # noqa: F401
+import pyarrow  # noqa: F401
 import pydantic  # noqa: F401
 import ruamel.yaml  # noqa: F401
 import scmrepo.git  # noqa: F401
@@ -34,6 +35,8 @@ import smart_open  # noqa: F401
 import snakemake.cli
 import typer  # noqa: F401
 import yte  # noqa: F401
+
+FAKE = Path(__file__).with_name("fake_zerotrain.py")
 
 snakemake.cli.get_argument_parser()  # imports the plugins
 gc.freeze()  # or each fork copies all pages as it collects
@@ -49,6 +52,10 @@ def run(folder, words, environment):
     real = sys.executable
     # What the command starts with its own Python is a fork, too.
     sys.executable = str(Path(sys.argv[1]).with_name("python"))
+    if words[0] == "zerotrain":
+        sys.argv = words
+        runpy.run_path(str(FAKE), run_name="__main__")
+        return
     if words[:2] == ["python", "-m"]:
         module, *words = words[2:]
     else:

@@ -231,8 +231,9 @@ def create(folder: Path, base: str, planner: Path) -> Project:
     _write_base(folder / "sdxl")
     command = folder / "bin" / "zerotrain"
     command.parent.mkdir()
-    # -I and -S: a fake needs nothing but the standard library, and starts the sooner.
-    command.write_text(f"#!{sys.executable} -IS\n{FAKE.read_text()}")
+    # -I and -S: a client needs nothing but the standard library, and starts the sooner.
+    client = CLIENT.read_text().replace(repr(FAKE.name).replace("'", '"'), repr(str(FAKE)))
+    command.write_text(f"#!{sys.executable} -IS\n{client}")
     command.chmod(0o755)
     return Project(folder, planner)
 

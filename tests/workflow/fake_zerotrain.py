@@ -1,188 +1,202 @@
-"""Stands in for the zerotrain command: it makes a stage's outputs from its arguments and inputs.
+"""Stands in for the zerotrain command: its command line, settings, recipes and launch files are the
+real ones, and in place of each other stage a fake publishes small folders.
 
-Equal arguments, inputs, sources and values of the configuration give equal bytes, different ones
-different bytes. Each call is noted in calls.txt. FAIL names a stage that ends with an error before
-it has written anything, HANG one that then waits to be killed, STOP one that is stopped on request,
-with a checkpoint in its progress.
+Equal settings and inputs give equal bytes, different ones different bytes. Each stage that makes
+something is noted in calls.txt; one whose folders are current makes nothing. The environment says
+what happens besides: FAIL names a stage that ends with an error before it has written anything,
+HANG one that then waits to be killed, STOP one that is stopped on request, with a checkpoint in its
+progress. EDIT is `stage|file|old|new`, an edit while the stage runs, and DIGESTS the size of each
+payload.bin in units of 32 bytes.
 """
 
 import hashlib
 import json
 import os
-import re
 import sys
 import time
+import types
 from pathlib import Path
 
-version = "python{}.{}".format(*sys.version_info)
-sys.path.append(str(Path(sys.executable).parents[1] / "lib" / version / "site-packages"))
+from zerotrain import artifact
+from zerotrain.artifact.recipe import Recipe
+from zerotrain.artifact.stage_versions import VERSIONS
 
-import yaml  # noqa: E402  the path is there only now: the interpreter starts without its own
-
-OUTPUTS = {
-    "export_weights": ("weights", "state"),
-    "import_checkpoint": ("state",),
-    "evaluate": ("output", "metrics"),
-}
-KEYS = {
-    "prepare_dataset": ("data",),
-    "build_base": ("base", "seed"),
-    "cache_latents": ("cache",),
-    "render_launch": ("seed", "train", "launch", "phases"),
-    "export_weights": ("export",),
-    "evaluate": ("evaluate", "seed"),
-}
-"""Sections of the configuration that each stage reads."""
+KEPT = ("train_phase", "export_weights", "cache_latents")
+"""Stages of which another version makes the same here."""
 
 
-def split(words):
-    """Options by name, and the other words."""
-    options, others, left = {}, [], iter(words)
-    for word in left:
-        if word.startswith("--"):
-            options[word[2:]] = next(left)
-        else:
-            others.append(word)
-    return options, others
-
-
-def sha256(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def sections(text, phase):
-    """The configuration's sections; of the phases those up to one."""
-    found = yaml.load(text, yaml.CSafeLoader)
-    names = [one["name"] for one in found["phases"]]
-    count = names.index(phase) + 1 if phase in names else 1
-    return found | {"phases": found["phases"][:count]}
-
-
-def version(stage):
-    """The version of a stage in this copy of the project."""
-    text = Path("workflow/zerotrain/artifact/stage_versions.py").read_text(encoding="utf-8")
-    return int(re.search(rf'"{stage}": (\d+)', text)[1])
-
-
-def record_files(data, output):
-    """Write the listing of the dataset's files, as the stage does."""
-    sys.path.append("workflow")
-    from zerotrain.config.data import DataConfig
-    from zerotrain.data.files import DatasetFiles
-
-    DatasetFiles(DataConfig(**data), output.parent).record({})
-
-
-def parent(folder):
-    """How a manifest names the dataset of a base."""
-    found = json.loads((folder / "manifest.json").read_text())
-    known = {name: found[name] for name in ("kind", "content", "files")}
-    text = json.dumps(known, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return {"path": str(folder), "identity": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def listed(path, content):
-    """A file of the folder, written, and how its manifest lists it."""
-    path.write_text(json.dumps(content))
-    return {path.name: {"sha256": sha256(path), "bytes": path.stat().st_size}}
-
-
-def samples():
-    """The images of the folder with their captions, as a dataset lists them."""
-    found = []
-    for image in sorted(Path("photos").glob("*.png")):
-        text = image.with_suffix(".txt")
-        caption = text.read_text().strip() if text.exists() else ""
-        of_caption = hashlib.sha256(caption.encode()).hexdigest()
-        found.append({
-            "file": image.name, "image_sha256": sha256(image), "caption": caption,
-            "caption_sha256": of_caption, "original_size": [8, 8], "size": [8, 8],
-            "crop": [0, 0, 8], "split": "train",
-        })  # fmt: skip
-    return found
-
-
-def main():
-    options, others = split(sys.argv[1:])
-    stage, *folders = others
-    written = {name: Path(options[name]) for name in OUTPUTS.get(stage, ("output",))}
+def begin(stage, output):
+    """Note the call; then fail, hang or edit, as the environment says."""
     with Path("calls.txt").open("a", encoding="utf-8") as calls:
-        calls.write(f"{stage} {next(iter(written.values()))}\n")
-    with Path(options.pop("log")).open("a", encoding="utf-8") as log:
-        log.write(f"{stage} {sys.argv}\n")
+        calls.write(f"{stage} {output / 'manifest.json'}\n")
     if os.environ.get("FAIL") == stage:
         sys.exit(f"{stage}: failed on request")
-    if os.environ.get("STOP") == stage:
-        saved = Path(options["progress"]) / "step-00000100"
-        saved.mkdir(parents=True)
-        (saved / "manifest.json").write_text("{}")
-        print("plain: unfinished: stopped on request at step 100 of 300", file=sys.stderr)
-        sys.exit(85)
-    read = [Path(value) for name, value in options.items() if name not in {*written, "config"}]
-    read += [Path(folder) / "metrics.json" for folder in folders]
-    if stage == "prepare_dataset":
-        read += sorted(Path("photos").glob("*"))
-        record_files(
-            sections(Path(options["config"]).read_text(encoding="utf-8"), None)["data"],
-            written["output"],
-        )
     if os.environ.get("HANG") == stage:
         time.sleep(120)
-    if "progress" in options:
-        saved = Path(options["progress"]) / "step-00000300" / "tensors.bin"
-        saved.parent.mkdir(parents=True, exist_ok=True)
-        saved.write_bytes(Path(options["launch"]).read_bytes())
-    chosen = {}
-    if stage in KEYS and "config" in options:
-        found = sections(Path(options["config"]).read_text(encoding="utf-8"), options.get("phase"))
-        chosen = {key: found.get(key) for key in KEYS[stage]}
-    # A raised version of these has nothing made again.
-    kept = stage in ("train_phase", "export_weights", "cache_latents")
-    content = {
-        "arguments": sys.argv[1:],
-        "config": chosen,
-        "version": 0 if kept else version(stage),
-        "inputs": {str(path): sha256(path) for path in read if path.is_file()},
-    }
-    if stage == "prepare_dataset":
-        content |= {"samples": samples(), "repeats": 1}
     editing, *edit = os.environ.get("EDIT", "").split("|")
     if editing == stage:
         path, old, new = Path(edit[0]), *edit[1:]
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace(old, new) if old else text + new, encoding="utf-8")
-    for name, path in written.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files = {}
-        if stage == "train_phase":
-            launched = json.loads(Path(options["launch"]).read_text(encoding="utf-8"))["content"][
-                "config"
-            ]
-            end = {"step": launched["phases"][-1]["until"]}
-            files = listed(path.with_name("checkpoint.json"), end)
-            (path.parent / "records").mkdir(exist_ok=True)
-            made_by = path.parent / "records/made_by.json"
-            made_by.write_text(json.dumps({"version": version(stage)}))
-        if stage == "export_weights":
-            end = json.loads(Path(options["checkpoint"]).with_name("checkpoint.json").read_text())
-            files = listed(path.with_name("state.json"), end)
-            content |= end
-        if stage != "prepare_dataset" and name != "metrics":
-            payload = hashlib.sha256(json.dumps([name, content]).encode())
-            (path.parent / "payload.bin").write_bytes(payload.digest())
-            of_payload = sha256(path.parent / "payload.bin")
-            files["payload.bin"] = {"sha256": of_payload, "bytes": payload.digest_size}
-        if stage == "prepare_dataset":  # DVC stores it
-            (path.parent / "samples").mkdir(exist_ok=True)
-        kind = "dataset" if stage == "prepare_dataset" else path.parent.name
-        parents = {}
-        if stage == "build_base" and "dataset" in options:
-            parents["dataset"] = parent(Path(options["dataset"]).parent)
-        manifest = {
-            "format": 1, "kind": kind, "content": {"output": name, **content},
-            "files": files, "parents": parents, "made_by": {},
+
+
+def made_of(recipe, name=""):
+    """A digest of all that a folder is made of."""
+    version = 0 if recipe.stage in KEPT else recipe.version
+    return artifact.digest([name, recipe.stage, version, recipe.settings, recipe.inputs])
+
+
+def publish(folder, kind, recipe, files=None, parents=None, **content):
+    """Publish a folder with a payload and further files."""
+    with artifact.publish(folder, kind, recipe=recipe, parents=parents) as draft:
+        payload = bytes.fromhex(made_of(recipe, kind)) * int(os.environ.get("DIGESTS", "1"))
+        for name, data in {"payload.bin": payload, **(files or {})}.items():
+            path = draft.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        draft.content = {"made_of": made_of(recipe, kind), **content}
+
+
+def prepare_dataset(data, output, resolution, recipe):
+    """List the images of the folder with their captions."""
+    from zerotrain.data.crop import centre_crop
+    from zerotrain.data.dataset import IMAGES, Sample, caption_sha256
+    from zerotrain.data.dataset_folder import publish_dataset
+    from zerotrain.data.files import DatasetFiles, walk
+
+    begin("prepare_dataset", output)
+    files = DatasetFiles(data, output, walk(data))
+    samples = []
+    for image in sorted(Path("photos").glob("*.png")):
+        text = image.with_suffix(".txt")
+        caption = text.read_text(encoding="utf-8").strip() if text.exists() else ""
+        sha256 = hashlib.sha256(image.read_bytes()).hexdigest()
+        samples.append(Sample(
+            file=image.name, image_sha256=sha256, caption=caption,
+            caption_sha256=caption_sha256(caption), original_size=(8, 8), size=(8, 8),
+            crop=centre_crop((8, 8)), split="train",
+        ))  # fmt: skip
+    recipe = recipe.with_inputs({"files": files.record({})})
+    made_by = {"data": data.model_dump(exclude={"name", "num_workers"})}
+    repeats = data.repeats
+    publish_dataset(output, IMAGES, samples, repeats=repeats, made_by=made_by, recipe=recipe)
+
+
+def build_base(settings, dataset, output, recipe):
+    """Publish a base whose parts are a digest."""
+    begin("build_base", output)
+    parents = {"dataset": artifact.read_manifest(dataset, "dataset")} if dataset else {}
+    parts = {"transformer": made_of(recipe)}
+    publish(output, "base", recipe, parents=parents, parts=parts, base=settings.base)
+
+
+def cache_latents(settings, size, dataset, base, output, *, recipe, **_):
+    """Publish a cache of a dataset."""
+    begin("cache_latents", output)
+    parents = {name: artifact.read_manifest(folder, None)
+               for name, folder in (("dataset", dataset), ("base", base))}  # fmt: skip
+    publish(output, "cache", recipe, parents=parents)
+
+
+def train_phase(launch, base, cache, start, progress, output):
+    """Publish a checkpoint of the phase's end."""
+    from zerotrain.training.checkpointing import conditions
+    from zerotrain.training.checkpointing.inputs import read_inputs
+
+    begin("train_phase", output)
+    if os.environ.get("STOP") == "train_phase":
+        saved = progress / "step-00000100"
+        saved.mkdir(parents=True)
+        (saved / "manifest.json").write_text("{}")
+        print("plain: unfinished: stopped on request at step 100 of 300", file=sys.stderr)
+        return 85
+    inputs = read_inputs(launch, base, cache, start)
+    until = inputs.phase.derived.until_step
+    saved = progress / f"step-{until:08}" / "tensors.bin"
+    saved.parent.mkdir(parents=True, exist_ok=True)
+    saved.write_bytes(bytes.fromhex(artifact.digest(inputs.trains)))
+    recipe = Recipe("train_phase", VERSIONS["train_phase"], {}, {})
+    parents = {name: one for name, one in inputs.parents.items() if name != "launch"}
+    with artifact.publish(output, "checkpoint", parents=parents, recipe=recipe) as draft:
+        (draft.folder / "tensors.bin").write_bytes(saved.read_bytes())
+        position = {
+            "run": inputs.phase.run, "phase": inputs.phase.phase, "step": until, "samples": until,
+            "optimizer": "adamw", "optimizer_step": until, "param_groups": [],
+            "lr_scheduler": "constant", "lr_scheduler_steps": until, "rng": {},
+            "engine": {}, "ran_on": {}, "history": [],
         }  # fmt: skip
-        path.write_text(json.dumps(manifest, indent=1))
+        (draft.folder / "checkpoint.json").write_text(json.dumps(position))
+        draft.content = conditions.manifest_content(inputs.trains)
+    return 0
+
+
+def export_weights(settings, checkpoint, base, weights, state, recipe):
+    """Publish weights and state."""
+    begin("export_weights", weights)
+    end = (checkpoint / "checkpoint.json").read_bytes()
+    step = json.loads(end)["step"]
+    publish(state, "state", recipe, {"state.json": end}, step=step)
+    publish(weights, "weights", recipe, step=step)
+
+
+def import_checkpoint(settings, checkpoint, base, state, *, trust_pickle=False, recipe):
+    """Publish a state at its start."""
+    begin("import_checkpoint", state)
+    position = {
+        "run": "", "phase": "", "step": 0, "samples": 0, "optimizer": "adamw", "optimizer_step": 0,
+        "param_groups": [], "lr_scheduler": "constant", "lr_scheduler_steps": 0, "rng": {},
+        "engine": {}, "ran_on": {}, "history": [],
+    }  # fmt: skip
+    publish(state, "state", recipe, {"state.json": json.dumps(position).encode()})
+
+
+def evaluate(settings, dataset, cache, weights, state, output, metrics, recipe):
+    """Publish an evaluation, and metrics."""
+    begin("evaluate", output)
+    found = json.dumps({"made_of": made_of(recipe)}).encode()
+    publish(output, "evaluation", recipe, {"records/metrics.json": found})
+    with artifact.replacing(metrics) as new:
+        new.write_bytes(found)
+
+
+def report(settings, folders, output, config, planned, recipe):
+    """Publish a page."""
+    begin("report", output)
+    publish(output, "report", recipe, {"index.html": b"<html></html>"})
+
+
+def main():
+    """Put the fakes in the places of the stages, and run the command line, without a process below
+    it that writes the log."""
+    if "--log" in sys.argv:
+        place = sys.argv.index("--log")
+        with Path(sys.argv[place + 1]).open("a", encoding="utf-8") as log:
+            log.write(f"{sys.argv}\n")
+        del sys.argv[place : place + 2]
+    for stage in VERSIONS:
+        module = types.ModuleType(f"zerotrain.stages.{stage}")
+        if stage == "render_launch":
+            continue
+        setattr(module, stage, globals()[stage])
+        module.planned_phases = module.report_run = lambda *_: {}
+        sys.modules[module.__name__] = module
+    if "render_launch" in sys.argv:
+        from zerotrain.models.sizes import ModelSizes
+        from zerotrain.stages import render_launch as real
+
+        make = real.render_launch
+
+        def noted(settings, dataset, preset, base, start, output, cache, recipe):
+            begin("render_launch", output)
+            make(settings, dataset, preset, base, start, output, cache, recipe)
+
+        real.read_sizes = lambda *_: ModelSizes(1000, 1000, 100, "a", 100, 10)
+        preset = real.read_preset(Path("config/launch/torch.yaml"))
+        real._choose = lambda *_: (preset, "it fits")
+        real.render_launch = noted
+    from zerotrain.cli import main as command
+
+    command()
 
 
 main()

@@ -1,209 +1,249 @@
-"""DVC's side of the graph: generated, runnable, and at one with Snakemake."""
+"""dvc.yaml: generated from configurations, short enough to read; what is the user's stays."""
 
 from __future__ import annotations
 
-import contextlib
 import json
+import shlex
+import shutil
 import subprocess
-import sys
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
 from PIL import Image
 from tests.builders.git import init_repository
+from tests.builders.refusals import refused
 from tests.builders.runs import make_config
-from tests.workflow.conftest import Project
+from tests.workflow.conftest import CONFIG as TEXT
 
-from zerotrain.config.data import DataConfig
-from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import SETTINGS
 from zerotrain.evaluation.curves import (
     write_csv,
     write_memory,
     write_metrics,
     write_validations,
 )
-from zerotrain.pipeline.dvc.jobs import workflow_of
-from zerotrain.pipeline.dvc.pipeline import CONFIG_KEYS, GUARD, VERSIONS, dependencies, plots_of
+from zerotrain.pipeline.dvc.pipeline import generate, pipeline
+from zerotrain.pipeline.dvc.plots import plots_of
+from zerotrain.pipeline.dvc.stages import VERSIONS
 
-CONFIG = "config/config.yaml"
-EVERY_STAGE = [
-    GUARD,
-    "prepare_dataset",
-    "build_base",
-    "cache_latents-64",
-    "render_launch-offload",
-    "render_launch-plain",
-    "train_phase-plain",
-    "export_weights-plain",
-    "train_phase-offload",
-    "export_weights-offload",
-    "evaluate-offload",
-    "evaluate-plain",
-    "report",
-]
-
-
-def stands_in(given: object, key: str) -> bool:
-    """Whether a file gives the value of this name."""
-    for part in key.split("."):
-        if isinstance(given, list):
-            given = dict(enumerate(given))
-        if (
-            not isinstance(given, dict)
-            or (part := int(part) if part.isdigit() else part) not in given
-        ):
-            return False
-        given = given[part]
-    return True
-
-
+ROOT = Path(__file__).parents[2]
+CONFIG = Path("config/config.yaml")
 FIELDS = {
     "Training loss": "loss",
     "Validation loss": "dvc_inferred_y_value",
     "Held-out loss of each phase": "val_loss",
 }
 """What each plot draws; DVC puts several columns into one."""
-COMMAND = ("python", "-m", "zerotrain", "dvc", "generate", "--output")
+MOST_LINES = 80
 
 
-def generate(project: Project, output: Path, *flags: str) -> dict:
-    """The stages that `zerotrain dvc generate` writes."""
-    project.must(*COMMAND, str(output), *flags)
-    return yaml.safe_load(output.read_text(encoding="utf-8"))["stages"]
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a configuration of two phases over the images of the folder photos."""
+    monkeypatch.chdir(tmp_path)
+    write(CONFIG)
+    Path("photos").mkdir()
+    return tmp_path
 
 
-def test_dvc_file_is_held_to_the_rules(generated, tmp_path):
-    """dvc.yaml is what `zerotrain dvc generate` writes for the rules as they are."""
-    subprocess.run([sys.executable, *COMMAND[1:], tmp_path / "dvc.yaml"], check=True)
-    generated(Path("dvc.yaml"), (tmp_path / "dvc.yaml").read_text())
+def write(config: Path, *edits: tuple[str, str]) -> None:
+    """A configuration with some texts replaced."""
+    text = TEXT.format(base="nano")
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(text, encoding="utf-8")
 
 
-@pytest.mark.slow
-def test_dvc_stages_are_the_jobs_of_the_graph(project, tmp_path):
-    """One stage per job with its folder as output; a stage of a phase says which; parameters are
-    keys that the configuration holds; a user's folder stands for its files."""
-    stages = generate(project, tmp_path / "dvc.yaml")
-    assert sorted(stages) == sorted(EVERY_STAGE)
-    guard = stages.pop(GUARD)
-    assert guard["params"] == [{"config/config.yaml": None}]
-    given = yaml.safe_load((project.folder / "config/config.yaml").read_text())
-    for name, stage in stages.items():
-        rule, _, wildcard = name.partition("-")
-        assert f"--allowed-rules {rule} " in stage["cmd"]
-        assert "{" not in stage["desc"]
-        assert not wildcard or wildcard in stage["desc"]
-        for keys in stage.get("params", []):
-            for key in keys.get("config/config.yaml", ()):
-                assert stands_in(given, key), key
-    assert stages["prepare_dataset"]["outs"] == [
-        *("results/data/tiny/manifest.json", "results/data/tiny/samples")
+def keys(stage: dict, config: Path = CONFIG) -> list[str] | None:
+    """The keys of the configuration that are a stage's parameters; None: all."""
+    of_config, of_versions = stage["params"]
+    assert list(of_versions) == [VERSIONS]
+    return of_config[str(config)]
+
+
+def test_dvc_yaml_is_what_is_generated(generated, tmp_path: Path) -> None:
+    """It is generated from the configuration of the example, and short enough to read."""
+    generate(CONFIG, tmp_path / "dvc.yaml")
+    text = (tmp_path / "dvc.yaml").read_text()
+    generated(Path("dvc.yaml"), text)
+    assert len(text.splitlines()) <= MOST_LINES
+
+
+def test_stages_are_the_folders_of_results(here: Path) -> None:
+    """Each is named after its folder, and asks Snakemake for all that it lists."""
+    stages = pipeline(CONFIG)["stages"]
+    assert list(stages) == [
+        *("data-tiny", "tiny-base", "data-tiny-cache-64", "tiny-plain", "tiny-offload"),
+        "tiny-report",
     ]
-    assert "photos" in stages["prepare_dataset"]["deps"]
+    kept = {"persist": True}
+    assert stages["data-tiny"]["deps"] == ["photos"]
+    assert keys(stages["data-tiny"]) == ["data"]
+    assert stages["data-tiny"]["outs"] == [
+        {f"results/data/tiny/{name}": kept} for name in ("manifest.json", "samples")
+    ]
     # A preset that is built stays as it is when its dataset is edited.
-    assert stages["prepare_dataset"]["outs"][0] not in stages["build_base"]["deps"]
-    assert not [path for path in stages["prepare_dataset"]["deps"] if path.startswith("photos/")]
-    assert stages["cache_latents-64"]["outs"] == [{"results/data/tiny/cache/64": {"persist": True}}]
-    assert stages["train_phase-plain"]["outs"] == [
-        "results/tiny/plain/checkpoint",
-        {"results/tiny/plain/progress": {"persist": True}},
-    ]
-    launches = [stages[f"render_launch-{name}"] for name in ("plain", "offload")]
-    assert [
-        [key for key in keys if key.startswith("phases")]
-        for one in launches
-        for keys in one["params"][0].values()
-    ] == [["phases.0"], ["phases.0", "phases.1"]]
-    assert stages["build_base"]["params"] == [
-        {"config/config.yaml": [
-            "base", "launch.num_cpu_threads_per_process", "seed", "train.resolution",
-        ]},
-        {VERSIONS: ["VERSIONS.build_base"]},
+    assert "deps" not in stages["tiny-base"]
+    assert stages["tiny-base"]["outs"] == [{"results/tiny/base": kept}]
+    assert stages["data-tiny-cache-64"]["deps"] == [
+        "results/data/tiny/manifest.json", "results/tiny/base/manifest.json",
     ]  # fmt: skip
-    assert stages["export_weights-plain"]["outs"] == [
-        "results/tiny/plain/weights",
-        "results/tiny/plain/state",
+    offload = stages["tiny-offload"]
+    assert offload["deps"] == [
+        "results/data/tiny/manifest.json",
+        "results/data/tiny/cache/64/manifest.json",
+        "results/tiny/base/manifest.json",
+        "results/tiny/plain/state/manifest.json",
+        "config/launch/zero2_offload.yaml",
     ]
-    assert stages["evaluate-plain"]["metrics"] == ["results/tiny/plain/metrics.json"]
-    assert stages["evaluate-plain"]["params"] == [
-        {"config/config.yaml": ["evaluate", "seed"]},
-        {VERSIONS: ["VERSIONS.evaluate"]},
+    folders = [
+        f"results/tiny/offload/{name}"
+        for name in ("launch", "checkpoint", "weights", "state", "evaluation")
     ]
+    assert offload["outs"] == [{folder: kept} for folder in folders]
+    assert offload["metrics"] == [{"results/tiny/offload/metrics.json": kept}]
+    words = shlex.split(offload["cmd"])
+    assert words[:3] == ["snakemake", "--cores", "all"]
+    made = [*(f"{folder}/manifest.json" for folder in folders), "results/tiny/offload/metrics.json"]
+    assert words[3:] == made
+    assert stages["tiny-report"]["cmd"] == "snakemake --cores all train"
 
 
-@pytest.mark.slow
-def test_dvc_length_of_captions_is_a_parameter_where_auto_plans_with_it(project, tmp_path):
-    project.edit(CONFIG, "seed: 1", "seed: 1\nfamily: sd3\ncache: {max_sequence_length: 64}")
-    project.edit(CONFIG, "launch: zero2_offload", "launch: auto")
-    stages = generate(project, tmp_path / "dvc.yaml")
-    assert [
-        name
-        for name, stage in stages.items()
-        if "cache.max_sequence_length" in str(stage.get("params"))
-    ] == ["render_launch-offload"]
+def test_parameters_are_keys_that_the_file_sets(here: Path) -> None:
+    """Of phases those up to the stage's own; the last stage takes the whole file, so that DVC
+    misses no key that is added."""
+    stages = pipeline(CONFIG)["stages"]
+    threads = "launch.num_cpu_threads_per_process"
+    assert keys(stages["tiny-base"]) == ["base", threads, "seed", "train.resolution"]
+    assert keys(stages["data-tiny-cache-64"]) == [threads]
+    of_run = ["evaluate", "export", "launch"]
+    assert keys(stages["tiny-plain"]) == [*of_run, "phases.0", "seed", "train"]
+    assert keys(stages["tiny-offload"]) == [*of_run, "phases.0", "phases.1", "seed", "train"]
+    assert keys(stages["tiny-report"]) is None
+    write(
+        CONFIG, ("seed: 1", "seed: 1\nfamily: sd3\ncache: {dtype: fp16, max_sequence_length: 64}")
+    )
+    stages = pipeline(CONFIG)["stages"]
+    assert keys(stages["data-tiny-cache-64"]) == ["cache", "family", threads]
+    assert "cache.max_sequence_length" in (keys(stages["tiny-plain"]) or [])
 
 
-@pytest.mark.slow
+def test_every_setting_of_a_stage_has_its_key(here: Path) -> None:
+    """A recorded value of any stage is below a key of the configuration."""
+    from zerotrain.config.run import RunConfig
+    from zerotrain.pipeline.dvc.stages import SPREAD
+
+    for settings in SETTINGS.values():
+        for path in settings.paths(recorded=True).values():
+            for key in SPREAD.get(path, (path,)):
+                assert key.partition(".")[0] in RunConfig.model_fields
+
+
+def test_a_base_of_links_is_not_stored(here: Path) -> None:
+    """DVC would make the user's own files read-only; a base of copies is stored as a whole."""
+    Path("model").mkdir()
+    for how, out in (
+        ("link", {"results/tiny/base/manifest.json": {"persist": True, "cache": False}}),
+        ("copy", {"results/tiny/base": {"persist": True}}),
+    ):
+        write(CONFIG, ("base: nano", f"base: model\nbase_copy: {how}"))
+        stage = pipeline(CONFIG)["stages"]["tiny-base"]
+        assert stage["outs"] == [out]
+        assert stage["deps"] == ["model"]
+
+
 @pytest.mark.parametrize(
-    ("recipe", "cache"),
+    ("data", "expected"),
     [
-        ("sums", "cache_latents-32"),
-        ("sd3-digits", "cache_latents-32"),
+        ("images: photos", ["photos"]),
+        ("images: photos\n  conditioning_images: [before, photos/depth]",
+         ["photos", "before", "photos/depth"]),
+        ("images: /elsewhere/photos", ["/elsewhere/photos"]),
     ],
-)
-def test_stages_of_other_families(recipe, cache, project, tmp_path):
-    """A stage depends on no source, and its parameters are the version and those of the file."""
-    config = f"config/{recipe}.yaml"
-    output = tmp_path / "dvc.yaml"
-    stages = generate(project, output, config)
-    given = yaml.safe_load((project.folder / config).read_text())
-    for phase in given["phases"]:
-        for kept in ("train_phase", "export_weights"):
-            params = stages[f"{kept}-{phase['name']}"].get("params", [])
-            assert not [one for one in params if VERSIONS in one]
-        [_, version] = stages[f"evaluate-{phase['name']}"]["params"]
-        assert version == {VERSIONS: ["VERSIONS.evaluate"]}
-    assert stages[cache]["outs"]
-    assert stages.pop(GUARD)["cmd"].endswith(f" --config {config}")
-    for stage in stages.values():
-        assert f"--configfile {config} " in stage["cmd"]
-        for keys in stage.get("params", []):
-            assert all(stands_in(given, key) for key in keys.get(config, ()))
+)  # fmt: skip
+def test_a_users_folder_stands_for_its_files(here: Path, data: str, expected: list[str]) -> None:
+    """So that DVC notices a new one; a folder outside of the project keeps its place."""
+    family = "flux" if "conditioning" in data else "sdxl"
+    write(CONFIG, ("images: photos", data), ("seed: 1", f"seed: 1\nfamily: {family}"))
+    assert pipeline(CONFIG)["stages"]["data-tiny"]["deps"] == expected
 
 
-def test_every_parameter_of_a_rule_has_its_key(project, monkeypatch):
-    """A value of the configuration that a rule takes in is a parameter of its stage: no rule's
-    parameter is without a key, but for those that name files and for the stage's version."""
-    monkeypatch.setenv("PYTHONPATH", "")  # the Snakefile sets it, which would outlive this test
-    files = {"config_file", "progress", "folders", "version"}
-    with contextlib.chdir(project.folder), workflow_of(Path(CONFIG), forceall=True) as workflow:
-        named = {name for job in workflow.dag.jobs for name in job.params.keys()}  # noqa: SIM118
-    named = {name for name in named - files if not name.startswith("with_")}
-    keys = {key for name in named for key in CONFIG_KEYS.get(name, (name,))}
-    keys = {key.partition(".")[0] for key in keys}
-    assert keys <= set(RunConfig.model_fields)
-    assert {"data", "cache", "train", "launch", "phases", "export", "evaluate", "seed"} <= keys
+def test_runs_share_a_dataset_and_a_file(here: Path) -> None:
+    """Runs that one file plans: a dataset, a cache and a base for it once, called with that file;
+    each run's own keys are those of its own file."""
+    for name in ("a", "b"):
+        write(Path(f"config/{name}.yaml"), ("run: tiny", f"run: {name}"),
+              ("  images: photos", "  name: cats\n  images: photos"))  # fmt: skip
+    both = Path("config/both.yaml")
+    both.write_text("runs: [config/a.yaml, config/b.yaml]\n", encoding="utf-8")
+    stages = pipeline(both)["stages"]
+    assert sorted(stages) == sorted(
+        ["data-cats", "data-cats-base", "data-cats-cache-64"]
+        + [f"{run}-{part}" for run in "ab" for part in ("base", "plain", "offload", "report")]
+    )
+    for name, stage in stages.items():
+        assert shlex.split(stage["cmd"])[-2:] == ["--configfile", str(both)]
+        assert "config/b.yaml" in stage["params"][0] or not name.startswith("b-")
 
 
-@pytest.mark.slow
-def test_plots_and_artifacts_name_what_the_stages_make(project, tmp_path):
-    """Curves come from the last phase's evaluation, images from each one's; the weights of every
-    phase are models by name."""
-    generate(project, tmp_path / "dvc.yaml")
-    found = yaml.safe_load((tmp_path / "dvc.yaml").read_text())
-    files = {
-        file
-        for plot in found["plots"]
-        for name, plotted in plot.items()
-        for file in (plotted["y"] if plotted else [name])
-    }
-    outs = [out for stage in found["stages"].values() for out in stage.get("outs", ())]
-    folders = {next(iter(out)) if isinstance(out, dict) else out for out in outs}
-    assert {file.rpartition("/")[0].removesuffix("/records") for file in files} <= folders
-    assert {one["path"] for one in found["artifacts"].values()} <= folders
-    assert set(found["artifacts"]) == {"tiny-plain", "tiny-offload"}
+def test_other_stages_stay(here: Path) -> None:
+    """Those of the user and of other configurations; a phase that is gone takes its stage along."""
+    other = Path("config/other.yaml")
+    write(other, ("run: tiny", "run: other"))
+    own = {"cmd": "echo don't", "deps": ["photos"]}
+    plot = {"mine.csv": {"x": "step"}}
+    Path("dvc.yaml").write_text(
+        yaml.safe_dump({"vars": [{"a": 1}], "stages": {"mine": own}, "plots": [plot]}),
+        encoding="utf-8",
+    )
+    for config in (CONFIG, other, CONFIG):
+        generate(config)
+    made = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))
+    expected = [*pipeline(CONFIG)["stages"], "mine", *pipeline(other)["stages"]]
+    assert sorted(made["stages"]) == sorted(expected)
+    assert (made["stages"]["mine"], made["vars"]) == (own, [{"a": 1}])
+    assert plot in made["plots"]
+    assert len(made["plots"]) == len(pipeline(CONFIG)["plots"]) * 2 + 1
+    phase = "  - name: offload\n    until: 700\n    launch: zero2_offload\n"
+    write(CONFIG, (phase, ""))
+    generate(CONFIG)
+    made = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))
+    assert sorted(made["stages"]) == sorted(one for one in expected if one != "tiny-offload")
+
+
+def test_two_stages_of_one_name_are_refused(here: Path) -> None:
+    """A run and a phase whose names together are those of another run."""
+    write(Path("config/a.yaml"), ("run: tiny", "run: a"), ("name: plain", "name: b-c"))
+    write(Path("config/b.yaml"), ("run: tiny", "run: a-b"), ("name: plain", "name: c"))
+    both = Path("config/both.yaml")
+    both.write_text("runs: [config/a.yaml, config/b.yaml]\n", encoding="utf-8")
+    assert "two stages of dvc.yaml would have the name a-b-c" in refused(pipeline, both).what
+
+
+def test_dvc_reads_what_is_generated(here: Path) -> None:
+    """Its own command lists the stages of each shipped recipe of small models, and the plots name
+    files below their outputs."""
+
+    def must(*words: str) -> str:
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+    must("git", "init", "-q", ".")
+    must("dvc", "init", "-q")
+    recipes = [Path("config") / f"{name}.yaml" for name in ("config", "sums", "sd3-digits")]
+    shutil.copytree(ROOT / "config", "config", dirs_exist_ok=True)
+    for recipe in recipes:
+        generate(recipe)
+    made = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))
+    listed = [line.split()[0] for line in must("dvc", "stage", "list").splitlines()]
+    assert listed == list(made["stages"])
+    outs = {next(iter(out)) for stage in made["stages"].values() for out in stage["outs"]}
+    for plot in made["plots"]:
+        for name, plotted in plot.items():
+            for file in plotted["y"] if plotted else [name]:
+                assert {str(folder) for folder in Path(file).parents} & outs
 
 
 @pytest.mark.slow
@@ -263,58 +303,3 @@ def test_plots_of_two_revisions_have_curves_and_metrics_of_each_phase(tmp_path, 
     }  # fmt: skip
     grids = [name for name in made["data"] if name.endswith("grid.png")]
     assert len(grids) == 2
-
-
-@pytest.mark.parametrize(
-    ("data", "files", "expected"),
-    [
-        ({"images": "photos"}, ["photos/a.png", "photos/b.png", "x.py"], ["photos", "x.py"]),
-        (
-            {"source": "text", "path": "rows"},
-            ["rows/state.json", "rows/data.arrow"],
-            ["rows"],
-        ),
-        ({"source": "text", "path": "rows.jsonl"}, ["rows.jsonl"], ["rows.jsonl"]),
-        (
-            {"images": "photos", "conditioning_images": ["before", "photos/depth"]},
-            ["before/a.png", "photos/a.png", "photos/depth/a.png", "x.py"],
-            ["before", "photos", "x.py"],
-        ),
-    ],
-)
-def test_dvc_sees_a_new_file_of_a_users_folder(data, files, expected):
-    """Images of both kinds, and what save_to_disk wrote: the folder stands for what lies in it."""
-    run = SimpleNamespace(data=DataConfig(**data), base="nano")
-    rule = SimpleNamespace(name="evaluate")
-    assert dependencies(SimpleNamespace(rule=rule, input=files, params={}), run) == expected
-
-
-@pytest.mark.slow
-def test_dvc_repro_builds_everything_once(project):
-    """In a fresh clone `dvc repro` runs every stage once, in order, and leaves nothing to do, for
-    itself and for Snakemake; afterwards an edit runs what depends on it."""
-    generate(project, project.folder / "dvc.yaml")
-
-    dvc, git = partial(project.must, "dvc"), partial(project.must, "git")
-    git("init", "-q", ".")
-    git("add", ".")
-    assert {line.split()[0] for line in dvc("stage", "list").splitlines()} == set(EVERY_STAGE)
-    assert "train_phase-offload" in dvc("dag", "--dot")
-    dvc("repro", "--quiet")
-    calls = [name.partition("-")[0] for name in EVERY_STAGE if name != GUARD]
-    assert sorted(project.calls()) == sorted(calls)
-    assert "up to date" in dvc("status")
-    assert "up to date" in dvc("repro")
-    assert project.calls() == []
-    assert project.planned("train") == {}
-    assert " results/" not in git("status", "--short")
-
-    project.edit("config/config.yaml", "# Two phases", "# Twice")
-    assert "up to date" in dvc("status")
-    project.edit("config/config.yaml", "guidance_scale: 3.0", "guidance_scale: 2.0")
-    dvc("repro", "--quiet")
-    assert sorted(project.calls()) == ["evaluate", "evaluate", "report"]
-    assert project.planned("train") == {}
-
-    (project.folder / "photos" / "cow.png").write_bytes(b"pixels of a cow")
-    assert "photos" in dvc("status", "prepare_dataset")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -80,8 +81,7 @@ def test_output_of_a_run_is_two_lines_a_stage_and_nothing_after_the_report(proje
     rendered = [f"{name}, made {made}" for name, made in RENDERED.items()]
     assert sorted(started) == sorted([*MADE, *rendered])
     log = next((project.folder / ".snakemake" / "log").iterdir()).read_text()
-    assert "results/data/tiny/.files/digest.json" in log
-    assert "zerotrain --log results/tiny/logs/prepare_dataset.log prepare_dataset" in log
+    assert "results/data/tiny/settings/prepare_dataset.json" in log
 
 
 @pytest.mark.slow
@@ -129,16 +129,16 @@ def test_output_of_a_dry_run_names_changed_keys_and_files(built):
 def test_output_says_why_a_folder_is_made_again(built):
     """A version of ours, a file that is missing, a file that is damaged, and what was forced."""
     weights = built.folder / "results" / "tiny" / "plain" / "weights" / "payload.bin"
-    weights.write_bytes(bytes(weights.stat().st_size))
+    weights.write_bytes(b"cut")
     assert "export_weights tiny/plain: damaged: results/tiny/plain/weights/payload.bin" in dry_run(
         built
     )
-    (built.folder / "results" / "tiny" / "offload" / "metrics.json").unlink()
+    shutil.rmtree(built.folder / "results" / "tiny" / "offload" / "evaluation")
     raised("build_base")(built)
     jobs = dry_run(built)
-    assert "evaluate tiny/offload: missing: results/tiny/offload/metrics.json" in jobs
+    assert "evaluate tiny/offload: not made yet" in jobs
     assert "build_base tiny: its stage has version 2, 1 before" in jobs
-    assert "report tiny: forced" in dry_run(built, "--forceall")
+    assert "report tiny: forced, or interrupted before" in dry_run(built, "--forceall")
 
 
 @pytest.mark.slow
@@ -147,10 +147,12 @@ def test_output_keeps_to_quiet_and_verbose(built):
     report = ["--cores", "1", "--force", "report"]
     assert lines_of(built.snakemake(*report, "--quiet").stdout) == [HEADER]
     done = built.snakemake(*report, "--quiet", "progress")
-    assert lines_of(done.stdout) == [HEADER, "[1/1] report tiny: forced"]
+    assert lines_of(done.stdout) == [HEADER, "[1/1] report tiny: forced, or interrupted before"]
     done = built.snakemake(*report, "--verbose")
-    assert "    input: results/tiny/plain/evaluation/manifest.json, " in done.stdout
-    assert "zerotrain --log results/tiny/logs/report.log report" in done.stdout
+    assert (
+        "    input: results/tiny/settings/report.json, results/tiny/plain/evaluation/manifest.json"
+        in done.stdout
+    )
     assert "[1/1] report" not in done.stdout
 
 
@@ -215,10 +217,11 @@ def test_output_has_the_commands_with_printshellcmds(project):
         "why: nothing is made yet",
         "prepare_dataset tiny: not made yet",
         "zerotrain --log results/tiny/logs/prepare_dataset.log prepare_dataset "
-        "--config config/config.yaml --output results/data/tiny/manifest.json",
+        "--settings results/data/tiny/settings/prepare_dataset.json "
+        "--output results/data/tiny/manifest.json",
         "build_base tiny: not made yet",
         "zerotrain --log results/tiny/logs/build_base.log build_base "
-        "--config config/config.yaml --output results/tiny/base/manifest.json "
+        "--settings results/tiny/settings/build_base.json --output results/tiny/base/manifest.json "
         "--dataset results/data/tiny/manifest.json",
         "2 stages would run: 1 prepare_dataset, 1 build_base",
     ]

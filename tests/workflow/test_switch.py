@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.builders.refusals import refusal
 from tests.builders.states import publish_checkpoint
 from tests.workflow.conftest import create
 
+from zerotrain.errors import EXIT_USER_ERROR
 from zerotrain.pipeline import snakemake
 
 CONFIG = "config/config.yaml"
+
+
+def wait_for_end(project) -> None:
+    """Wait until no process works in the project's folder."""
+
+    def works(process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error):
+            return process.cwd() == str(project.folder)
+        return False
+
+    while any(map(works, psutil.process_iter())):
+        time.sleep(0.05)
+
+
 REST = {"render_launch": 1, "train_phase": 1, "export_weights": 1, "evaluate": 1, "report": 1}
 CUT = "  - name: plain\n    until: 300\n    launch: torch\n  - name: offload\n"
 AFTER = """\
@@ -230,14 +247,19 @@ def test_a_second_switch_gets_a_name_of_its_own(stopped):
 
 @pytest.mark.slow
 def test_what_a_killed_switch_began_ends_with_it(stopped):
-    """Else its Snakemake would publish for no one, and lock the same command out."""
+    """Else its Snakemake would publish for no one; it cannot remove its lock, and the next command
+    says what does."""
     words = (sys.executable, "-m", "zerotrain", "switch", "tiny", "--to", "zero2")
     process = stopped.hang("export_weights", *words)
     process.kill()
     process.wait()
+    wait_for_end(stopped)
+    refused = stopped.command(*words)
+    assert refused.returncode == EXIT_USER_ERROR
+    assert "--unlock" in refused.stdout
+    stopped.must("snakemake", "--unlock")
     printed = stopped.must(*words)
     assert "was killed before its end; it is completed" in printed
-    assert ".snakemake/locks: unlocked: " in printed
     assert (stopped.folder / CONFIG).read_text().count("plain-zero2") == 1
     assert stopped.calls().count("export_weights") == 2
     done = stopped.command(*words)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from tests.workflow.jobs import raised, refused
 
+from zerotrain.config.command_options import MAIN_CONFIG
+from zerotrain.config.runs import read_runs
+from zerotrain.pipeline.graph.artifacts import Artifacts
+from zerotrain.pipeline.graph.runs import Runs
+
+NOTHING = "nothing would run: everything is made from what is there now\n"
 RATE = "until: 700\n    learning_rate: 2.0e-3"
 THIRD = "launch: zero2_offload\n  - {name: third, until: 900, launch: torch}\n"
 
@@ -42,12 +48,12 @@ def edit_data(project) -> None:
 def damage_results(project) -> None:
     results = project.folder / "results/tiny"
     shutil.rmtree(results / "report")
-    (results / "base/payload.bin").write_bytes(bytes(32))
-    (results / "offload/checkpoint/checkpoint.json").write_text('{"step": 999}')
+    (results / "base/payload.bin").write_bytes(bytes(31))
+    (results / "offload/checkpoint/checkpoint.json").write_text('{"step": 99999}')
 
 
 CAUSES = {
-    # The stand-in lists no samples: tests/why/test_samples.py compares those of real datasets.
+    # The fake lists no samples: tests/why/test_causes.py has those of a real dataset.
     edit_samples: [
         "2 files changed: photos/cat.txt, photos/dog.png",
         "2 files new: photos/cow.png, photos/cow.txt",
@@ -119,22 +125,29 @@ def test_a_dry_run_begins_with_the_causes(built):
 
 
 def test_why_of_a_finished_run_is_one_sentence(built):
-    """And asking changes no file of the project."""
+    """And asking needs no Snakemake, and changes no file of the project."""
     assert built.planned("train") == {}  # a copy has other inodes, which planning looks at once
     before = files_of(built)
-    assert ask(built) == "nothing would run: everything is made from what is there now\n"
+    snakefile = built.folder / "Snakefile"
+    snakefile.write_text("raise SystemExit(1)\n")
+    before[str(snakefile)] = snakefile.stat().st_mtime_ns
+    assert ask(built) == NOTHING
     assert files_of(built) == before
 
 
 def files_of(project) -> dict[str, int]:
-    """Every file with the time of its last change, and Snakemake's locks of its own folder."""
-    files = {path: path.stat().st_mtime_ns for path in project.folder.rglob("*") if path.is_file()}
-    own = project.folder / ".snakemake"
-    return {
-        str(path): changed
-        for path, changed in files.items()
-        if own not in path.parents or own / "locks" in path.parents
-    }
+    """Every file with the time of its last change."""
+    files = (path for path in project.folder.rglob("*") if path.is_file())
+    return {str(path): path.stat().st_mtime_ns for path in files}
+
+
+def test_stages_write_the_logs_and_benchmarks_that_why_reads(built, monkeypatch):
+    """All of a run's."""
+    monkeypatch.chdir(built.folder)
+    made = Artifacts(Runs(read_runs(MAIN_CONFIG))).planned.values()
+    for folder in ("logs", "benchmarks"):
+        found = sorted(Path(f"results/tiny/{folder}").iterdir())
+        assert found == sorted(one.log if folder == "logs" else one.benchmark for one in made)
 
 
 @pytest.mark.slow
@@ -157,31 +170,38 @@ def test_why_foresees_what_a_training_does(built):
 
 
 @pytest.mark.slow
-def test_why_of_a_failed_and_of_a_killed_job(built):
-    """The failure by its log, the interruption by the job's name; neither is called forced."""
+def test_why_of_a_failed_job_names_its_error_until_it_succeeds(built):
+    """The value that it failed with stays the cause."""
+    value = "evaluate.guidance_scale 3 -> 2"
     built.edit("config/config.yaml", "guidance_scale: 3.0", "guidance_scale: 2.0")
     built.snakemake("--cores", "1", "train", FAIL="evaluate")
-    [failed] = [one for one in causes_in(ask(built)) if "stopped before" in one]
-    assert failed.startswith("failed or was stopped before: evaluate tiny/")
+    built.append("results/tiny/logs/evaluate.plain.log", "ERROR: no memory left\n")
+    assert causes_in(ask(built)) == [
+        *("evaluate tiny/plain failed before: ERROR: no memory left", value)
+    ]
     built.build("train")
+    assert ask(built) == NOTHING
     built.edit("config/config.yaml", "guidance_scale: 2.0", "guidance_scale: 4.0")
-    built.calls()
-    hanging = built.hang("evaluate", "snakemake", "--cores", "1", "train")
-    os.killpg(hanging.pid, 9)
-    hanging.wait()
-    found = causes_in(ask(built))
-    [interrupted] = [one for one in found if "interrupted" in one]
-    assert interrupted.startswith("was interrupted: evaluate tiny/")
-    assert not [one for one in found if "force" in one]
+    assert causes_in(ask(built)) == ["evaluate.guidance_scale 2 -> 4"]
+
+
+@pytest.mark.slow
+def test_why_says_what_is_kept_if_it_comes_out_equal(built):
+    """A removed base is built again from the same values."""
+    shutil.rmtree(built.folder / "results/tiny/base")
+    text = ask(built)
+    assert causes_in(text) == ["removed: results/tiny/base"]
+    kept = "is kept if what it reads comes out equal"
+    assert under(text, "cache_latents tiny 64") == under(text, "report tiny") == kept
+    assert under(text, "train_phase tiny/plain") == "is kept: what it trains is the same"
 
 
 @pytest.mark.slow
 def test_why_takes_targets_and_answers_in_json(built):
     """A rule, a file, a phase and an unknown name; numbers are numbers, unknown ones null."""
     built.edit("config/config.yaml", "until: 700", RATE)
-    nothing = "nothing would run: everything is made from what is there now\n"
     for target in ("dataset", "plain", "results/tiny/plain/metrics.json"):
-        assert ask(built, target) == nothing
+        assert ask(built, target) == NOTHING
     answer = json.loads(ask(built, "offload", "--json"))
     assert [one["stage"] for one in answer["stages"]] == [
         "render_launch tiny/offload", "train_phase tiny/offload", "export_weights tiny/offload",

@@ -1,4 +1,7 @@
-"""Temporary folders of a writer, and recovery from those of a killed writer.
+"""Temporary folders of a writer, and recovery from those of a killed writer and of a failed job.
+
+Snakemake removes a job's manifest.json before the job runs, and again if it fails. Its second name
+in the folder, `.manifest.json`, keeps what is published: a failed job loses nothing.
 
 The name identifies the writer: .<name>.new-<host>-<pid>, and .old- during an exchange, if the file
 system cannot exchange names atomically. Whether a writer on another host or in another container is
@@ -17,8 +20,12 @@ from pathlib import Path
 
 import psutil
 
+from zerotrain.artifact.damage import MANIFEST
+from zerotrain.artifact.documents import read_bytes
 from zerotrain.machine.liveness import pid_space, time_there
+from zerotrain.machine.regular_file import write_bytes
 
+KEPT_MANIFEST = f".{MANIFEST}"
 HOST = pid_space()
 SILENT_SECONDS = {"new": 24 * 3600.0, "old": 60.0}
 """Seconds after which a writer of another host counts as ended: hashing and copying a model takes
@@ -40,6 +47,9 @@ def recover_interrupted_publish(folder: Path, *, alone: bool = False) -> None:
     """
     if not folder.parent.is_dir():
         return
+    if not (folder / MANIFEST).exists() and (folder / KEPT_MANIFEST).exists():
+        with contextlib.suppress(OSError):  # the folder is not writable, or another reader did it
+            replace_by_link(folder / KEPT_MANIFEST, folder / MANIFEST)
     name = glob.escape(folder.name)
     for old in folder.parent.glob(f".{name}.old-*"):
         if _writer_lives(old, "old", alone):
@@ -60,6 +70,37 @@ def recover_interrupted_publish(folder: Path, *, alone: bool = False) -> None:
         else:
             with contextlib.suppress(OSError):
                 new.unlink()
+
+
+def keep_manifest(folder: Path) -> None:
+    """Give the manifest of a published folder its second name."""
+    replace_by_link(folder / MANIFEST, folder / KEPT_MANIFEST)
+
+
+def is_kept(folder: Path) -> bool:
+    """Return whether the second name of a folder's manifest has the content of the first."""
+    manifest, second = folder / MANIFEST, folder / KEPT_MANIFEST
+    if not second.is_file():
+        return False
+    return manifest.samefile(second) or read_bytes(manifest) == read_bytes(second)
+
+
+def remove_manifest(folder: Path) -> None:
+    """Mark a folder as unfinished: neither name of its manifest is left."""
+    for name in (MANIFEST, KEPT_MANIFEST):
+        (folder / name).unlink(missing_ok=True)
+
+
+def replace_by_link(source: Path, target: Path) -> None:
+    """Replace a file by a second name of another one, or by a copy where there are no links."""
+    draft = temporary_path(target, "new")
+    draft.unlink(missing_ok=True)
+    try:
+        os.link(source, draft)
+    except OSError:
+        write_bytes(draft, read_bytes(source))
+    draft.replace(target)
+    draft.unlink(missing_ok=True)  # a rename onto the same file does nothing
 
 
 @contextlib.contextmanager

@@ -90,6 +90,8 @@ class Artifact:
     files: dict[str, dict[str, Any]]
     parents: dict[str, dict[str, str]]
     made_by: dict[str, Any]
+    recipe: dict[str, Any] | None = None
+    """What its stage made it from (zerotrain.artifact.recipe); None if no rule's stage made it."""
 
     @property
     def identity(self) -> str:
@@ -249,26 +251,32 @@ def read(
     return artifact
 
 
-def read_manifest(folder: Path, kind: str | Sequence[str]) -> Artifact:
+def read_manifest(folder: Path, kind: str | Sequence[str] | None) -> Artifact:
     """Read a folder's manifest without checking its files.
+
+    Args:
+        folder: The folder.
+        kind: Its kind, or the accepted kinds; None accepts each.
 
     Raises:
         PipelineError: there is no manifest, or it has another kind or format.
     """
     recover_interrupted_publish(folder)
-    kinds = [kind] if isinstance(kind, str) else list(kind)
+    kinds = [kind] if isinstance(kind, str) else [*(kind or ())]
     if not is_published(folder):
         raise PipelineError(
-            f"{folder}: no {MANIFEST}, so this {kinds[0]} folder is missing or unfinished",
+            f"{folder}: no {MANIFEST}, so this {' '.join([*kinds[:1], 'folder'])} is missing or "
+            "unfinished",
             hint=rebuild_hint(folder)
             if place_in_results(folder)
             else "run `snakemake --cores all train`, which builds what is missing",
         )
     path, found = folder / MANIFEST, _load(folder)
-    if found.get("format") != FORMAT or found.get("kind") not in kinds:
+    if found.get("format") != FORMAT or (kinds and found.get("kind") not in kinds):
+        expected = f"kind {' or '.join(map(repr, kinds))}" if kinds else "any kind"
         raise PipelineError(
             f"{path}: kind {found.get('kind')!r}, format {found.get('format')!r}; "
-            f"expected kind {' or '.join(map(repr, kinds))}, format {FORMAT}",
+            f"expected {expected}, format {FORMAT}",
             hint="give the folder of the right stage, or rebuild it with this version",
         )
     if wrong := find_manifest_error(found):
@@ -277,9 +285,8 @@ def read_manifest(folder: Path, kind: str | Sequence[str]) -> Artifact:
             hint=f"no version of this program writes that: remove {folder} if you do not know who "
             "made it",
         )
-    return Artifact(
-        folder, found["kind"], found["content"], found["files"], found["parents"], found["made_by"]
-    )
+    content, files, parents, made_by = (found[part] for part in PARTS)
+    return Artifact(folder, found["kind"], content, files, parents, made_by, found.get("recipe"))
 
 
 def _load(folder: Path) -> dict[str, Any]:
@@ -300,7 +307,7 @@ def find_manifest_error(found: dict[str, Any]) -> str | None:
     Returns:
         A sentence on the first error; None if there is no error.
     """
-    for part in PARTS:
+    for part in (*PARTS, *({"recipe"} & found.keys())):
         if not isinstance(found.get(part), dict):
             kind = describe_kind(found[part]) if part in found else None
             return f"{part} is {kind}, not an object" if kind else f"no {part}"

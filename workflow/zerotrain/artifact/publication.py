@@ -12,9 +12,15 @@ from typing import Any
 
 from zerotrain import __version__
 from zerotrain.artifact.damage import MANIFEST, file_sha256
-from zerotrain.artifact.leftovers import recover_interrupted_publish, temporary_path
+from zerotrain.artifact.leftovers import (
+    KEPT_MANIFEST,
+    keep_manifest,
+    recover_interrupted_publish,
+    temporary_path,
+)
 from zerotrain.artifact.links import check_no_link_above
 from zerotrain.artifact.manifest import FORMAT, Artifact, write_json
+from zerotrain.artifact.recipe import Recipe
 from zerotrain.artifact.whole_file import exchange, replacing, sync
 from zerotrain.machine.disk_errors import check_no_file, writing
 
@@ -38,18 +44,26 @@ def publish(
     *,
     parents: Mapping[str, Artifact] | None = None,
     made_by: Mapping[str, Any] | None = None,
+    recipe: Recipe | None = None,
 ) -> Iterator[UnpublishedFolder]:
     """Write an artifact folder: fill `draft.folder` and `draft.content` inside the with block.
 
     The folder appears complete, by a rename, when the block ends without an error; if it raises,
     nothing appears and the former folder stays. The next call cleans up after a killed process.
 
+    Args:
+        folder: The artifact's folder.
+        kind: Its kind.
+        parents: The artifacts that it is made from, by name.
+        made_by: Facts about its maker, no part of its identity.
+        recipe: What a rule's stage made it from.
+
     Raises:
         PipelineError: a file is at the folder's place or above it.
         DiskError: the disk is full or read-only, or fails.
     """
     with writing(folder):
-        yield from _publish(folder, kind, parents, made_by)
+        yield from _publish(folder, kind, parents, made_by, recipe)
 
 
 def _publish(
@@ -57,6 +71,7 @@ def _publish(
     kind: str,
     parents: Mapping[str, Artifact] | None,
     made_by: Mapping[str, Any] | None,
+    recipe: Recipe | None,
 ) -> Iterator[UnpublishedFolder]:
     check_no_file(folder)
     check_no_link_above(folder)
@@ -69,11 +84,14 @@ def _publish(
         draft = UnpublishedFolder(new)
         yield draft
         # If linked files include a manifest, writing through it would change its source.
-        (new / MANIFEST).unlink(missing_ok=True)
+        for name in (MANIFEST, KEPT_MANIFEST):
+            (new / name).unlink(missing_ok=True)
         found = sorted(p.relative_to(new).as_posix() for p in new.rglob("*") if p.is_file())
         names = [name for name in found if name.partition("/")[0] not in draft.unlisted]
         files = _list(new, names, draft.known)
-        write_json(new / MANIFEST, _manifest(kind, draft.content, files, parents, made_by))
+        write_json(new / MANIFEST, _manifest(kind, draft.content, files, parents, made_by, recipe))
+        if recipe is not None:
+            keep_manifest(new)
         _share(new, names)
         for name in [*found, MANIFEST]:
             sync(new / name)
@@ -95,6 +113,7 @@ def publish_manifest(
     made_by: Mapping[str, Any] | None = None,
     files: Sequence[str] = (),
     known: Mapping[str, str] | None = None,
+    recipe: Recipe | None = None,
 ) -> None:
     """Publish an artifact that consists of a manifest, and of files that are written already.
 
@@ -108,10 +127,13 @@ def publish_manifest(
         made_by: Facts about its maker, no part of its identity.
         files: Names of its files.
         known: sha256 of files that the writer has hashed already: they are not read again.
+        recipe: What its stage made it from.
     """
     with replacing(folder / MANIFEST) as new:
         listed = _list(folder, files, known or {})
-        write_json(new, _manifest(kind, content, listed, parents, made_by))
+        write_json(new, _manifest(kind, content, listed, parents, made_by, recipe))
+    if recipe is not None:
+        keep_manifest(folder)
     sync(folder)
 
 
@@ -132,6 +154,7 @@ def _manifest(
     files: dict[str, dict[str, Any]],
     parents: Mapping[str, Artifact] | None,
     made_by: Mapping[str, Any] | None,
+    recipe: Recipe | None,
 ) -> dict[str, Any]:
     return {
         "format": FORMAT,
@@ -143,6 +166,7 @@ def _manifest(
             for name, parent in (parents or {}).items()
         },
         "made_by": {"zerotrain": __version__, **(made_by or {})},
+        **({"recipe": recipe.as_json()} if recipe else {}),
     }
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from zerotrain.artifact.layout import CONFIGS, RunFolder, run_of
 from zerotrain.builder.writing import NAME
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.watch.runs import runs_here
-from zerotrain.pipeline.watch.state import RunReader, RunState
+from zerotrain.pipeline.watch.state import RunState, read_state
+from zerotrain.run.plan import stamp_of
+from zerotrain.run.runs import phase_folders, runs_here
+from zerotrain.run.view import RunView
 
-PICTURES = ("*/progress/samples/step-*.png", "*/evaluation/grid.png")
-"""Samples while a phase trains, and the grid of each exported phase."""
 MOST_SHOWN = 12
 
 
@@ -37,18 +37,19 @@ class Picture:
 
 
 class RunReaders:
-    """One reader of state for each run; each request reads only what is new since the last."""
+    """One view of each run; each request reads only what is new since the last."""
 
     def __init__(self) -> None:
-        self._readers: dict[tuple[str, Path | None], RunReader] = {}
+        self._views: dict[tuple[str, Path | None], RunView] = {}
         self._turn = threading.Lock()
 
     def read(self, run: str) -> RunState:
         """Return the present state of a known run."""
         file = known_runs()[run]
         with self._turn:
-            reader = self._readers.setdefault((run, file), RunReader(run, file))
-            return reader.read()
+            if (run, file) not in self._views:
+                self._views[run, file] = RunView(run, file)
+            return read_state(self._views[run, file])
 
 
 def known_runs() -> dict[str, Path | None]:
@@ -58,18 +59,14 @@ def known_runs() -> dict[str, Path | None]:
     """
     found: dict[str, Path | None] = dict.fromkeys(runs_here())
     for file in sorted(CONFIGS.glob("*.yaml")):
-        try:
-            about = file.stat()
-        except OSError:  # removed meanwhile
-            continue
-        run = _run_of(file, (about.st_ino, about.st_size, about.st_mtime_ns))
+        run = _run_of(file, stamp_of(file))
         if run is not None and found.get(run) is None:
             found[run] = file
     return {run: found[run] for run in sorted(found) if NAME.fullmatch(run)}
 
 
 @lru_cache(maxsize=1024)
-def _run_of(file: Path, stamp: tuple[int, int, int]) -> str | None:
+def _run_of(file: Path, stamp: object) -> str | None:
     """Read a file's run once for each version of it: pages ask every two seconds."""
     return run_of(file)
 
@@ -94,7 +91,8 @@ def find_pictures(run: str) -> list[Picture]:
     folder = RunFolder(run).path
     inside = folder.resolve()
     found = []
-    for file in [file for pattern in PICTURES for file in folder.glob(pattern)]:
+    phases = RunView(run, folders=phase_folders(run)).phases
+    for file in [file for phase in phases for file in phase.pictures]:
         try:
             if file.resolve().is_relative_to(inside) and file.is_file():
                 found.append((file.stat().st_mtime_ns, file))

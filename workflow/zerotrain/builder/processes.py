@@ -27,7 +27,6 @@ from zerotrain.artifact import write_whole
 from zerotrain.artifact.documents import read_record
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.links import check_run_links
-from zerotrain.config.command_options import MAIN_CONFIG
 from zerotrain.config.read import read_config
 from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
@@ -35,13 +34,14 @@ from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.output import LOG
 from zerotrain.machine.regular_file import open_new, open_to_read, touch
-from zerotrain.pipeline import snakemake_runs
 from zerotrain.pipeline.snakemake import config_option
 from zerotrain.pipeline.switch.command import OWN_FOLDER
 from zerotrain.pipeline.switch.plan import check_preset
+from zerotrain.run.processes import find_processes
+from zerotrain.run.runs import phase_folders
+from zerotrain.run.view import RunView
 from zerotrain.training.checkpointing.progress_folder import STOP
 from zerotrain.training.process import lock
-from zerotrain.training.process.stop import trainer_of
 
 What = Literal["train", "switch"]
 PRECISIONS = ("no", "bf16", "fp16")
@@ -50,7 +50,7 @@ PLAN_SECONDS = 300.0
 MOST_PROCESSES = 4096
 COMMANDS = (("snakemake", "--cores"), ("zerotrain", "switch"))
 """What a page starts, by its first words."""
-OWN_VARIABLES = (SUPERVISOR, snakemake_runs.MARK, LOG)
+OWN_VARIABLES = (SUPERVISOR, LOG)
 """Set by a command that has started this server; a child that has them would belong to it."""
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 MESSAGE = re.compile(r"^ERROR: (.*?)\n  Hint: (.*)", re.DOTALL | re.MULTILINE)
@@ -148,12 +148,12 @@ def stop(run: str) -> str:
         PipelineError: nothing of the run runs on this machine, or a link is in its folder.
     """
     check_run_links(run)
-    for progress in sorted(RunFolder(run).path.glob("*/progress")):
-        if (trainer := trainer_of(progress)) is not None:
-            with writing(progress):
-                touch(progress / STOP)
+    for phase in RunView(run, folders=phase_folders(run)).phases:
+        if (trainer := phase.trainer) is not None:
+            with writing(phase.places.progress):
+                touch(phase.places.progress / STOP)
             return (
-                f"{progress.parent.name}: pid {trainer.pid} on {trainer.host} was asked to stop "
+                f"{phase.name}: pid {trainer.pid} on {trainer.host} was asked to stop "
                 "after its step, with a checkpoint."
             )
     switching = read_started(run, "switch")
@@ -170,8 +170,8 @@ def stop(run: str) -> str:
 
 def is_asked_to_stop(run: str) -> bool:
     """Return whether a training of the run has been asked to stop and is still at work."""
-    stops = RunFolder(run).path.glob(f"*/progress/{STOP}")
-    return any(trainer_of(stop.parent) is not None for stop in stops)
+    phases = RunView(run, folders=phase_folders(run)).phases
+    return any((one.places.progress / STOP).exists() and one.trainer for one in phases)
 
 
 def plan_switch(run: str, choice: SwitchChoice) -> str:
@@ -263,7 +263,7 @@ def _check_idle(run: str) -> None:
     """Check that no Snakemake works in this project: it locks the folder."""
     _check_no_switch(run)
     started = read_started(run, "train")
-    living = [one.process.pid for one in snakemake_runs.read_runs() if one.is_live()]
+    living = [one.pid for one in find_processes().snakemakes]
     if started is not None and started.is_alive:
         living.append(started.pid)
     if living:
@@ -331,17 +331,7 @@ def _snakemakes_of(run: str) -> list[int]:
     started = read_started(run, "train")
     if started is not None and started.is_alive:
         return [started.pid]
-    file = str(find_config(run))
-    found = []
-    for one in snakemake_runs.read_runs():
-        if one.process.is_running_here():
-            with suppress(psutil.Error):
-                words = psutil.Process(one.process.pid).cmdline()
-                own = any(word.removeprefix("--configfile=") == file for word in words)
-                default = file == str(MAIN_CONFIG) and not any("--configfile" in w for w in words)
-                if own or default:
-                    found.append(one.process.pid)
-    return found
+    return [one.pid for one in find_processes().snakemakes if one.runs and run in one.runs]
 
 
 def _interrupt(pid: int) -> None:

@@ -41,14 +41,14 @@ from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
 from zerotrain.importers.zero import PRESETS
 from zerotrain.machine.output import format_figure
-from zerotrain.pipeline.watch.stages import TRAIN
 from zerotrain.pipeline.watch.state import RunState
+from zerotrain.run.stages import TRAIN
 from zerotrain.training.reporting.display import format_duration, format_rate
 
 OUTPUT_LINES = 15
 MARKS = {
     "done": "✓", "finished": "✓", "running": "▶", "queued": "◷", "waiting": "·", "failed": "✗",
-    "stopped": "■",
+    "stopped": "■", "trained": "✓",
 }  # fmt: skip
 BUSY = ("running", "queued")
 

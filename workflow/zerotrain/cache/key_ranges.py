@@ -14,6 +14,7 @@ from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS, Artifact, link_or_copy
+from zerotrain.artifact.recipe import Recipe
 from zerotrain.cache.layout import INDEX, KeyRange, listed_shards
 from zerotrain.cache.record import ENCODING, RECORD, Record, read_record, write_record
 from zerotrain.cache.writer import PARTIAL, StoredShards, Written
@@ -68,7 +69,11 @@ def link_published(cache: Path, keys: KeyRange, output: Path) -> None:
 
 
 def publish_range(
-    output: Path, series: Iterable[Written], now: Record, parents: Mapping[str, Artifact]
+    output: Path,
+    series: Iterable[Written],
+    now: Record,
+    parents: Mapping[str, Artifact],
+    recipe: Recipe | None,
 ) -> None:
     """Publish the folder of a range.
 
@@ -77,9 +82,10 @@ def publish_range(
         series: What was written.
         now: The record of this process.
         parents: Dataset and base.
+        recipe: What the folder records of what it is made from.
     """
     with artifact.publish(
-        output, KIND, parents=parents, made_by={"stage": "cache_latents"}
+        output, KIND, parents=parents, made_by={"stage": "cache_latents"}, recipe=recipe
     ) as draft:
         for written in series:
             for shard in written.series.shards:

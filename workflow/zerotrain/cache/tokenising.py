@@ -12,6 +12,7 @@ import torch
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
+from zerotrain.artifact.recipe import Recipe
 from zerotrain.cache.keys import tokens_key
 from zerotrain.cache.layout import KIND
 from zerotrain.cache.orphans import keep_orphans
@@ -101,6 +102,7 @@ def cache_text(
     dataset: Path,
     base: Path,
     output: Path,
+    recipe: Recipe | None = None,
 ) -> None:
     """Tokenise examples that the cache in `output` does not have yet, and publish the cache again.
 
@@ -111,6 +113,7 @@ def cache_text(
         dataset: Folder of the dataset.
         base: Folder of the base, whose tokenizer is used.
         output: Folder of the cache. Its content is reused, whether or not it was finished.
+        recipe: What the folder records of what it is made from.
 
     Raises:
         PipelineError: no example is left to train on, a shard cannot hold one, the model has no
@@ -183,6 +186,7 @@ def cache_text(
         KIND,
         parents={"dataset": samples.artifact, "base": model},
         made_by=carry_made_by(output, {"stage": "cache_latents"}, unchanged=unchanged),
+        recipe=recipe,
     ) as draft:
         carry_record(output, draft.folder, now, unchanged=unchanged)
         draft.known = place(written, draft.folder)

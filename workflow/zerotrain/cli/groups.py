@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from zerotrain.config.command_options import MAIN_CONFIG, AnyRunFile, ConfigFile, RunFile, folder_of
+from zerotrain.config.command_options import MAIN_CONFIG, AnyRunFile, RunFile, folder_of
 from zerotrain.errors import PipelineError
 
 progress_app = typer.Typer(
@@ -20,7 +19,7 @@ state_app = typer.Typer(
 verify_app = typer.Typer(
     name="verify", help="Prove on a run of yours what is promised.", no_args_is_help=True
 )
-dvc_app = typer.Typer(name="dvc", help="The DVC side of the graph.")
+dvc_app = typer.Typer(name="dvc", help="Stages of DVC for a run.")
 
 
 PhaseName = Annotated[str, typer.Argument(metavar="RUN/PHASE", help="As in results/RUN/PHASE.")]
@@ -122,45 +121,17 @@ def resume(
     raise typer.Exit(0 if verdict.equal else 1)
 
 
+@dvc_app.callback()
+def _group() -> None:
+    """Stages of DVC for a run."""
+
+
 @dvc_app.command()
 def generate(
     config: AnyRunFile = MAIN_CONFIG,
     output: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = Path("dvc.yaml"),
 ) -> None:
-    """Write dvc.yaml from the Snakemake graph."""
+    """Write the stages of a run into dvc.yaml; those of other runs and of yours stay."""
     from zerotrain.pipeline.dvc.pipeline import generate
 
     generate(config, output)
-
-
-@dvc_app.command()
-def check(config: ConfigFile = MAIN_CONFIG) -> None:
-    """Fail where dvc.yaml is not what `generate` would write; a stage of its own calls it."""
-    from zerotrain.pipeline.dvc.pipeline import check
-
-    check(config)
-
-
-@dvc_app.command("settle")
-def reconcile(
-    config: AnyRunFile = MAIN_CONFIG,
-    killed: Annotated[
-        bool, typer.Option("--killed", help="Enter in dvc.lock what a killed run had made.")
-    ] = False,
-) -> None:
-    """Make Snakemake's records agree with files that DVC brought; snakemake calls it itself."""
-    from zerotrain.pipeline.dvc.records import write_snakemake_metadata
-
-    gc.disable()  # it took a fifth of this short process's time
-    write_snakemake_metadata(config, killed=killed)
-
-
-@dvc_app.command("enter")
-def commit_stages(
-    stages: Annotated[list[str], typer.Argument(metavar="STAGE...", help="Names in dvc.yaml.")],
-) -> None:
-    """Enter stages in dvc.lock as made from what lies here; snakemake calls it at its end."""
-    from zerotrain.pipeline.dvc.storage import commit_stages
-
-    gc.disable()
-    commit_stages(stages)

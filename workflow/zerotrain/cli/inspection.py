@@ -73,7 +73,7 @@ def compare(
     ] = False,
 ) -> None:
     """Compare runs or phases: curves, metrics, samples, and the values that differ."""
-    from zerotrain.evaluation.compare.command import compare
+    from zerotrain.run.compare.command import compare
 
     compare(names, output, as_json=json)
 

@@ -1,16 +1,25 @@
-"""The commands that the rules call, one per stage, of its name; `report` is for people, too."""
+"""The commands that the rules call, one per stage, of its name; `report` is for people, too.
+
+Each reads its settings file, and returns at once if its folders are current.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerotrain.config.command_options import RUN_HELP, ConfigFile, folder_of, folder_option
+from zerotrain.config.command_options import RUN_HELP, folder_of, folder_option
 from zerotrain.errors import PipelineError
 
-PhaseName = Annotated[str, typer.Option("--phase", help="Name of the phase.")]
+if TYPE_CHECKING:
+    from zerotrain.pipeline.graph.stage_job import StageJob
+
+Settings = Annotated[
+    Path,
+    typer.Option(metavar="FILE", help="Settings of the stage, which `snakemake -n` writes."),
+]
 Dataset = Annotated[Path, folder_option("Dataset folder.")]
 Base = Annotated[Path, folder_option("Base model folder.")]
 Cache = Annotated[Path, folder_option("Cache folder.")]
@@ -20,24 +29,24 @@ State = Annotated[Path, folder_option("State folder.")]
 Output = Annotated[Path, folder_option("Folder to publish.")]
 
 
-def _settings(stage: str, config: Path, phase: str = "") -> Any:
-    from zerotrain.config.read import read_config
-    from zerotrain.config.stage_settings import SETTINGS
+def _job(stage: str, file: Path, output: Path, **inputs: Path | None) -> StageJob:
+    from zerotrain.pipeline.graph.stage_job import StageJob
 
-    return SETTINGS[stage].of(read_config(config), phase)
+    return StageJob.read(stage, file, output, inputs)
 
 
-def prepare_dataset(config: ConfigFile, output: Output) -> None:
+def prepare_dataset(settings: Settings, output: Output) -> None:
     """Check images and captions, or text, and list them with their hashes."""
-    from zerotrain.config.read import read_config
+    job = _job("prepare_dataset", settings, output)
+    if job.keep(output):
+        return
     from zerotrain.stages.prepare_dataset import prepare_dataset
 
-    run = read_config(config)
-    prepare_dataset(run.data, output, max(phase.train.resolution for phase in run.phases))
+    prepare_dataset(job.settings.data, output, job.settings.resolution, job.recipe)
 
 
 def build_base(
-    config: ConfigFile,
+    settings: Settings,
     output: Output,
     dataset: Annotated[
         Path | None,
@@ -45,13 +54,16 @@ def build_base(
     ] = None,
 ) -> None:
     """Build the base model, or take it from a folder or hub."""
+    job = _job("build_base", settings, output)
+    if job.keep(output):
+        return
     from zerotrain.stages.build_base import build_base
 
-    build_base(_settings("build_base", config), dataset, output)
+    build_base(job.settings, dataset, output, job.recipe)
 
 
 def cache_latents(
-    config: ConfigFile,
+    settings: Settings,
     size: Annotated[
         int, typer.Option(help="Side of the square images in pixels, or longest row in tokens.")
     ],
@@ -72,12 +84,15 @@ def cache_latents(
     ] = None,
 ) -> None:
     """Encode images and captions, or text, once; what is encoded already is kept."""
+    job = _job("cache_latents", settings, output, dataset=dataset, base=base)
+    if job.keep(output):
+        return
     from zerotrain.cache.key_ranges import parse_range
     from zerotrain.cache.layout import WHOLE
     from zerotrain.stages.cache_latents import cache_latents
 
     cache_latents(
-        _settings("cache_latents", config),
+        job.settings,
         size,
         dataset,
         base,
@@ -85,12 +100,12 @@ def cache_latents(
         shards=shards or (),
         only=parse_range(shard) if shard else WHOLE,
         cache=cache,
+        recipe=job.recipe,
     )
 
 
 def render_launch(
-    config: ConfigFile,
-    phase: PhaseName,
+    settings: Settings,
     dataset: Dataset,
     preset: Annotated[Path, typer.Option(metavar="FILE", help="The launch preset.")],
     output: Output,
@@ -108,10 +123,13 @@ def render_launch(
     ] = None,
 ) -> None:
     """Write a phase's accelerate.yaml, deepspeed.json and run.yaml."""
+    inputs = {"dataset": dataset, "base": base, "cache": cache, "start": start}
+    job = _job("render_launch", settings, output, **inputs)
+    if job.keep(output):
+        return
     from zerotrain.stages.render_launch import render_launch
 
-    settings = _settings("render_launch", config, phase)
-    render_launch(settings, dataset, preset, base, start, output, cache)
+    render_launch(job.settings, dataset, preset, base, start, output, cache, job.recipe)
 
 
 def train_phase(
@@ -124,28 +142,42 @@ def train_phase(
         Path | None,
         folder_option("State of the phase before."),
     ] = None,
+    settings: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Says whether a current checkpoint is published again."),
+    ] = None,
 ) -> None:
     """Train a phase, or continue it. Exit code 85: stopped on request, unfinished."""
+    from zerotrain.config.settings_file import read_mark
+    from zerotrain.training.checkpointing import published
+
+    rebuild = settings is not None and read_mark(settings) is not None
+    if not rebuild and published.is_current(launch, base, cache, start, progress, output):
+        published.publish_again(output)
+        return
     from zerotrain.stages.train_phase import train_phase
 
     raise typer.Exit(train_phase(launch, base, cache, start, progress, output))
 
 
 def export_weights(
-    config: ConfigFile,
+    settings: Settings,
     checkpoint: Annotated[Path, folder_option("Checkpoint folder.")],
     base: Base,
     weights: Weights,
     state: State,
 ) -> None:
     """Turn a phase's checkpoint into weights for use and a state for the next phase."""
+    job = _job("export_weights", settings, weights, checkpoint=checkpoint, base=base)
+    if job.keep(weights, state):
+        return
     from zerotrain.stages.export_weights import export_weights
 
-    export_weights(_settings("export_weights", config), checkpoint, base, weights, state)
+    export_weights(job.settings, checkpoint, base, weights, state, job.recipe)
 
 
 def import_checkpoint(
-    config: ConfigFile,
+    settings: Settings,
     checkpoint: Annotated[
         Path, typer.Option(metavar="PATH", help="Checkpoint of another program, or a state.")
     ],
@@ -156,15 +188,18 @@ def import_checkpoint(
     ] = False,
 ) -> None:
     """Turn another program's checkpoint into the state that a run begins with."""
+    job = _job("import_checkpoint", settings, state, base=base)
+    if job.keep(state):
+        return
     from zerotrain.stages.import_checkpoint import import_checkpoint
 
-    settings = _settings("import_checkpoint", config)
-    import_checkpoint(settings, checkpoint, base, state, trust_pickle=trust_pickle)
+    import_checkpoint(
+        job.settings, checkpoint, base, state, trust_pickle=trust_pickle, recipe=job.recipe
+    )
 
 
 def evaluate(
-    config: ConfigFile,
-    phase: PhaseName,
+    settings: Settings,
     dataset: Dataset,
     cache: Cache,
     weights: Weights,
@@ -173,10 +208,15 @@ def evaluate(
     metrics: Annotated[Path, typer.Option(metavar="FILE", help="metrics.json to write.")],
 ) -> None:
     """Sample a grid, measure held-out loss and accuracy, draw the loss curve."""
+    from zerotrain.evaluation.results import METRICS
+
+    inputs = {"dataset": dataset, "cache": cache, "weights": weights, "state": state}
+    job = _job("evaluate", settings, output, **inputs)
+    if job.keep(output, copies={metrics: output / METRICS}):
+        return
     from zerotrain.stages.evaluate import evaluate
 
-    settings = _settings("evaluate", config, phase)
-    evaluate(settings, dataset, cache, weights, state, output, metrics)
+    evaluate(job.settings, dataset, cache, weights, state, output, metrics, job.recipe)
 
 
 def report(
@@ -191,6 +231,10 @@ def report(
         Path | None,
         typer.Option(metavar="FILE", help="Of the rule: the run's config."),
     ] = None,
+    settings: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Of the rule: the settings of the stage."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -201,16 +245,23 @@ def report(
     ] = None,
 ) -> None:
     """Put images, curves, costs and origin of a run on one page, also while it trains."""
-    from zerotrain.stages.report import planned_phases, report, report_run
-
     folders = [Path(place) for place in places]
-    if config is not None and output is not None and all(folder.is_dir() for folder in folders):
-        report(_settings("report", config), folders, output, config, planned_phases(config))
+    if config is not None and output is not None and settings is not None:
+        names = ("evaluation", "launch")
+        inputs = {f"{place.name}/{name}": place / name for place in folders for name in names}
+        job = _job("report", settings, output, **inputs)
+        if job.keep(output):
+            return
+        from zerotrain.stages.report import planned_phases, report
+
+        report(job.settings, folders, output, config, planned_phases(config), job.recipe)
     elif config is None and len(places) == 1:
+        from zerotrain.stages.report import report_run
+
         report_run(places[0], output)
     else:
         raise PipelineError(
             f"report {' '.join(places)}: a page is about one run, named by its name or its file",
-            hint="zerotrain report RUN; the rule's form takes --config, --output and the folders "
-            "of all phases of a run",
+            hint="zerotrain report RUN; the rule's form takes --settings, --config, --output and "
+            "the folders of all phases of a run",
         )

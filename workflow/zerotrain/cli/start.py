@@ -17,7 +17,7 @@ from zerotrain.pipeline.options import NewOptions
 
 data_app = typer.Typer(
     name="data",
-    help="Datasets: look at one (show), track one with DVC (add).",
+    help="Datasets: look at one (show), take over another program's (import).",
     no_args_is_help=True,
 )
 
@@ -126,18 +126,6 @@ def import_(
     imported = import_file(file, ImportOptions(skip=frozenset(skip or ())))
     print(report(imported.notes), file=sys.stderr)
     write_new(config_text(imported), output)
-
-
-@data_app.command()
-def add(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder of images, or a file of text.")
-    ],
-) -> None:
-    """Track a dataset with DVC, so that git knows which one made what; again after an edit."""
-    from zerotrain.pipeline.dvc.tracking import add
-
-    print("\n".join(add(folder)))
 
 
 @data_app.command()

@@ -1,7 +1,7 @@
 """The settings of each stage: all that it reads of a run's configuration.
 
-A stage takes its settings and no other part of the configuration. Its rule records their fields as
-parameters of these names, so that a changed value reruns the job, except for Unrecorded ones.
+A stage takes its settings and no other part of the configuration. What it publishes records them in
+its recipe, so that a changed value reruns the job, except for Unrecorded ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class From:
 
 @dataclass(frozen=True)
 class Unrecorded:
-    """The reason why a rule need not record a field."""
+    """The reason why a recipe need not record a field."""
 
     reason: str
 
@@ -69,13 +69,17 @@ class StageSettings(Section):
             name: _find(own if path.startswith("phase.") else config, path)
             for name, path in cls.paths().items()
         }
+        values = {
+            name: sorted(value) if isinstance(value, set) else value
+            for name, value in values.items()
+        }
         # The values are of a run that is valid; to build validators again would take longer than
         # the rest of a plan.
         return cast(Self, cls.model_construct(**values))
 
     @classmethod
     def paths(cls, *, recorded: bool = False) -> dict[str, str]:
-        """Return the place of each field in a run; of those alone that the stage's rule records."""
+        """Return the place of each field in a run; of those alone that a recipe records."""
         found = {}
         for name, field in cls.model_fields.items():
             kinds = {type(one): one for one in field.metadata}
@@ -83,8 +87,21 @@ class StageSettings(Section):
                 found[name] = kinds[From].path if From in kinds else name
         return found
 
+    def recorded(self) -> dict[str, Any]:
+        """Return the values that a recipe records, by their keys in the configuration.
+
+        Keys at their defaults are left out: a new key with a default changes no recipe.
+        """
+        names = self.paths(recorded=True)
+        values = self.model_dump(mode="json", include={*names}, exclude_defaults=True)
+        return {
+            names[name].removeprefix("phases.0.").removeprefix("phase."): value
+            for name, value in values.items()
+            if value is not None
+        }
+
     def by_key(self) -> dict[str, Any]:
-        """Return the recorded values by their keys in the configuration."""
+        """Return the recorded values by their keys in the configuration, each as it is."""
         found: dict[str, Any] = {}
         for name, path in self.paths(recorded=True).items():
             key, value = path.removeprefix("phases.0."), getattr(self, name)
@@ -117,10 +134,28 @@ class TrainedPartSettings(StageSettings):
         return self.lora.values() if self.lora else self.peft
 
 
+class PrepareSettings(StageSettings):
+    """The settings of prepare_dataset."""
+
+    data: DataConfig
+    resolution: Annotated[int, From("phases"), Unrecorded("is only for the printed summary")]
+    """The largest of all phases."""
+
+    @classmethod
+    def of(cls, config: RunSections, phase: str = "") -> Self:
+        """Return the settings of a run's stage."""
+        largest = max(phase.train.resolution for phase in config.phases)
+        return super().of(config).model_copy(update={"resolution": largest})
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the values that a recipe records: not the name, nor the number of workers."""
+        without = {"name", "num_workers"}
+        return {"data": self.data.model_dump(mode="json", exclude=without, exclude_defaults=True)}
+
+
 class BuildSettings(StageSettings):
     """The settings of build_base; seed and resolution are None for a real model."""
 
-    # First, for Snakemake's records have no names: a base may be a folder called as its family.
     family: str
     base: str
     revision: str | None
@@ -189,7 +224,7 @@ class LaunchSettings(TrainedPartSettings):
     """The value of `cache` where `launch: auto` plans with it; None with any other launch."""
     later: Annotated[list[Phase], From("phases"), OF_HORIZON]
     run: Annotated[str, OF_PATHS]
-    given: Annotated[set[str], From("model_fields_set"), Unrecorded("tells who set a value")]
+    given: Annotated[list[str], From("model_fields_set"), Unrecorded("tells who set a value")]
     is_text: Annotated[bool, OF_FAMILY]
     is_preset: Annotated[bool, OF_PLANNER]
     base: Annotated[str, OF_PLANNER]
@@ -262,14 +297,19 @@ class ReportSettings(StageSettings):
     phases: Annotated[list[Phase], OF_EVALUATION]
 
 
+class TrainSettings(StageSettings):
+    """The settings of train_phase, which reads launch files alone."""
+
+
 SETTINGS: Mapping[str, type[StageSettings]] = {
+    "prepare_dataset": PrepareSettings,
     "build_base": BuildSettings,
     "cache_latents": CacheSettings,
     "import_checkpoint": ImportSettings,
     "render_launch": LaunchSettings,
+    "train_phase": TrainSettings,
     "export_weights": ExportSettings,
     "evaluate": EvaluateSettings,
     "report": ReportSettings,
 }
-"""The settings of stages, by their rules. prepare_dataset takes `data` itself; train_phase reads
-launch files alone."""
+"""The settings of stages, by their rules."""

@@ -23,7 +23,7 @@ def prompt_files(images: Iterable[Sequence[str]], key: str) -> list[str]:
         key: The key of the configuration that names them.
 
     Raises:
-        PipelineError: a file is missing, or its name cannot be an input of a rule.
+        PipelineError: a file is missing, or its name is not UTF-8.
     """
     files = sorted({str(Path(file).expanduser()) for of_prompt in images for file in of_prompt})
     for file in files:

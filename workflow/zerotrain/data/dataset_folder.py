@@ -24,6 +24,7 @@ from zerotrain.artifact.columns import Columns, read_columns
 from zerotrain.artifact.documents import LeftOut, check_type, read_json_lines
 from zerotrain.artifact.manifest import DATASET, IDENTITY
 from zerotrain.artifact.rebuilding import rebuild_hint
+from zerotrain.artifact.recipe import Recipe
 from zerotrain.artifact.whole_file import sync
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import check_no_file, writing
@@ -86,6 +87,7 @@ def publish_dataset(
     bad: Sequence[Bad] = (),
     left_out: LeftOut | None = None,
     made_by: Mapping[str, Any] | None = None,
+    recipe: Recipe | None = None,
 ) -> Path:
     """Publish a dataset; its caches in the folder stay.
 
@@ -99,6 +101,7 @@ def publish_dataset(
         bad: The others.
         left_out: Counts the names in the source that are not used.
         made_by: Facts about its maker, no part of its identity.
+        recipe: What it records of what it is made from.
 
     Returns:
         The file that lists the bad samples.
@@ -111,7 +114,7 @@ def publish_dataset(
     if left_out is not None and (counts := left_out.counts()):
         facts[LEFT_OUT] = counts
     with _one_at_a_time(folder):
-        return _publish(folder, of, samples, bad, facts, made_by)
+        return _publish(folder, of, samples, bad, facts, made_by, recipe)
 
 
 def _publish(
@@ -121,6 +124,7 @@ def _publish(
     bad: Sequence[Bad],
     facts: dict[str, Any],
     made_by: Mapping[str, Any] | None,
+    recipe: Recipe | None,
 ) -> Path:
     identity = _identity(of, samples, bad, facts)
     # Where the file system has no locks, a manifest must not vouch for another writer's columns.
@@ -137,7 +141,13 @@ def _publish(
     sync((folder / SAMPLES).parent)
     content = {**facts, IDENTITY: identity}
     artifact.publish_manifest(
-        folder, DATASET, content, made_by=made_by, files=sorted(known), known=known
+        folder,
+        DATASET,
+        content,
+        made_by=made_by,
+        files=sorted(known),
+        known=known,
+        recipe=recipe,
     )
     return folder / BAD
 

@@ -1,10 +1,7 @@
 """The files of a dataset of images, each hashed again only if its size, time or inode moved.
 
-Next to a dataset's manifest is a folder `.files`:
-
-digest.json   digest of all names and contents: the input of rule prepare_dataset, which is written
-              again only if the digest changes
-listing       size, time, inode and sha256 of each file, as prepare_dataset read it
+Next to a dataset's manifest is `.files/listing` with size, time, inode and sha256 of each file, as
+prepare_dataset read it. The digest of all names and contents is an input of the dataset's recipe.
 
 So planning an unchanged dataset costs a walk through its folders. A file that is new since
 prepare_dataset counts as it is, unread; one that moved is hashed. A dataset without a listing,
@@ -24,8 +21,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerotrain.artifact import digest, file_sha256, is_published, replacing, write_whole
-from zerotrain.artifact.documents import DocumentError, parse_json, read_bytes, read_text
+from zerotrain.artifact import digest, file_sha256, is_published, replacing
+from zerotrain.artifact.documents import parse_json, read_bytes
 from zerotrain.data.open import source_files, source_roots
 from zerotrain.data.source import MOST_IMAGE_BYTES
 from zerotrain.machine.ordered_pool import in_order
@@ -34,7 +31,7 @@ from zerotrain.machine.regular_file import write_bytes
 if TYPE_CHECKING:
     from zerotrain.config.data import DataConfig
 
-FOLDER, DIGEST, LISTING = ".files", "digest.json", "listing"
+FOLDER, LISTING = ".files", "listing"
 FORMAT = 1
 MOST_LISTING = 2**32
 """Bytes of the listing; each file takes some hundred."""
@@ -73,11 +70,6 @@ class DatasetFiles:
         self._given = walked
 
     @property
-    def digest_file(self) -> Path:
-        """Return the path of digest.json."""
-        return self._folder / FOLDER / DIGEST
-
-    @property
     def paths(self) -> list[str]:
         """List the files whose content decides the dataset, sorted, as data.open.source_files."""
         return source_files(self._data)
@@ -105,8 +97,8 @@ class DatasetFiles:
             sorted(before.keys() - now.keys()),
         )
 
-    def update(self) -> None:
-        """Write digest.json if the dataset's files have changed.
+    def update(self) -> str:
+        """Return the digest of the present files, and remember the hashes of those that moved.
 
         Raises:
             PipelineError: the folder or the table of captions cannot be used.
@@ -114,15 +106,14 @@ class DatasetFiles:
         """
         head, _, _ = self._listing
         if self.are_unchanged():
-            found = head["digest"]
-        else:
-            found = digest(sorted(self.tokens.items()))
-            if found == head.get("digest") or (not head and is_published(self._folder)):
-                self._write_listing(self.tokens, found)
-        self._write_digest(found)
+            return head["digest"]
+        found = digest(sorted(self.tokens.items()))
+        if found == head.get("digest") or (not head and is_published(self._folder)):
+            self._write_listing(self.tokens, found)
+        return found
 
-    def record(self, known: Mapping[str, str]) -> None:
-        """Write the listing of what prepare_dataset read, and its digest.
+    def record(self, known: Mapping[str, str]) -> str:
+        """Write the listing of what prepare_dataset read, and return its digest.
 
         Args:
             known: sha256 of files by path; others are hashed.
@@ -140,9 +131,8 @@ class DatasetFiles:
             for path, stat in stats.items()
         }
         whole = digest(sorted(found.items()))
-        # First the digest: with a former listing, the next plan compares again.
-        self._write_digest(whole)
         self._write_listing(found, whole)
+        return whole
 
     @cached_property
     def tokens(self) -> dict[str, str]:
@@ -204,13 +194,6 @@ class DatasetFiles:
             start = json.dumps(head).encode() + b"\n"
             write_bytes(new, start + self._walked + hashed.encode(errors="surrogateescape"))
 
-    def _write_digest(self, found: str) -> None:
-        text = json.dumps({"files": found}) + "\n"
-        with suppress(OSError, DocumentError):
-            if read_text(self.digest_file) == text:
-                return
-        write_whole(self.digest_file, text)
-
 
 def walk(data: DataConfig) -> bytes:
     """Return path, and size, time and inode, of each file below the roots of a dataset of images.
@@ -265,7 +248,7 @@ def _walk(roots: tuple[str, ...], follow_symlinks: bool) -> bytes:
 
 
 _walk_once = cache(_walk)
-"""A plan checks a dataset, and then brings its digest up to date: one walk for both."""
+"""A plan checks a dataset, and then computes its digest: one walk for both."""
 
 
 def _token(stat: str, sha256: str) -> str:

@@ -73,15 +73,13 @@ def root_of(data: ImageSourceConfig) -> Path:
 
 
 def check_usable_path(path: Path, key: str) -> None:
-    """Check that Snakemake can take a path as an input.
+    """Check that a path can be printed and stored.
 
     Raises:
-        PipelineError: it contains a brace or is not UTF-8.
+        PipelineError: it is not UTF-8.
     """
     if printable(str(path)) != str(path):
         raise _unusable(path, key, NOT_UTF8)
-    if "{" in str(path) or "}" in str(path):
-        raise _unusable(path, key, "its name holds a brace, which Snakemake takes for a wildcard")
 
 
 def _list(root: Path, data: ImageSourceConfig, key: str) -> Listing:

@@ -9,8 +9,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from zerotrain.evaluation.history import Line, read_lines
 from zerotrain.machine.regular_file import open_new
+from zerotrain.training.reporting.log_lines import Line, read_lines
 
 COLUMNS = ("phase", "step", "samples", "loss", "learning_rate", "grad_norm")
 COLOUR = "#1f4e8c"

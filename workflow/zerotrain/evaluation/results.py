@@ -16,6 +16,8 @@ ANSWERS = "answers.jsonl"
 BASE, RAW = "base.png", "raw.png"
 """Grids of an evaluation next to its own: of the base model, and of the weights whose average is
 what is exported."""
+METRICS = "records/metrics.json"
+"""Copy of metrics.json in the folder: no part of its identity, for it has seconds and bytes."""
 
 Item = TypeVar("Item")
 

@@ -15,6 +15,7 @@ import torch
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
+from zerotrain.artifact.recipe import Recipe
 from zerotrain.errors import PipelineError
 from zerotrain.export.checks import CheckedSource, check_lora, check_peft, check_written
 from zerotrain.export.formats.loading_code import text_of_readme
@@ -39,6 +40,7 @@ def export(
     state: Path | None,
     *,
     position: TrainerState | None = None,
+    recipe: Recipe | None = None,
 ) -> None:
     """Publish weights, a state, or both, of any training, if all checks pass.
 
@@ -52,6 +54,7 @@ def export(
         weights: Where to publish the weights, if at all.
         state: Folder to publish the state at, if at all; always float32.
         position: Position of the state, if not that of the source.
+        recipe: What the folders record of what a rule's stage makes them from.
 
     Raises:
         PipelineError: one folder is in another; or a tensor is missing, surplus, empty, of
@@ -75,7 +78,9 @@ def export(
                 shown = PerLayerView(shown)  # as all libraries read it
             made = {**made_by, "dtype": weights.dtype, **others}
             draft = drafts.enter_context(
-                artifact.publish(weights.folder, "weights", parents=parents, made_by=made)
+                artifact.publish(
+                    weights.folder, "weights", parents=parents, made_by=made, recipe=recipe
+                )
             )
             draft.known.update(_link_other_parts(origins["base"], weights, draft.folder))
             header = _header(source.position, parents.get("base"), averaged)
@@ -92,7 +97,9 @@ def export(
         if state is not None:
             parents, others = lineage(origins)
             draft = drafts.enter_context(
-                artifact.publish(state, STATE, parents=parents, made_by={**made_by, **others})
+                artifact.publish(
+                    state, STATE, parents=parents, made_by={**made_by, **others}, recipe=recipe
+                )
             )
             checked = CheckedSource(source)
             draft.known.update(

@@ -193,6 +193,16 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def end_with_supervisor() -> None:
+    """End with the command of this package that started this process, if one did.
+
+    What this process starts belongs to it alone, and does not know of that command.
+    """
+    if supervisor_pid() == os.getppid():
+        end_with_parent()
+    os.environ.pop(SUPERVISOR, None)
+
+
 def _output_channel() -> tuple[int, int]:
     """Open a pipe, or a pseudo-terminal if stderr is a terminal: read end, write end."""
     if not sys.stderr.isatty():

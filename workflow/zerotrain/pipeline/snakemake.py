@@ -13,6 +13,8 @@ from zerotrain.config.command_options import MAIN_CONFIG
 from zerotrain.errors import PipelineError
 from zerotrain.machine.child_process import supervise
 
+LOCKS = Path(".snakemake/locks")
+"""Files with the paths that a Snakemake works on; those of a killed one stay."""
 NOTHING = "Nothing to be done"
 """Snakemake's message if no job would run."""
 

@@ -20,9 +20,9 @@ from zerotrain.config.suggestions import after_question
 from zerotrain.errors import PipelineError
 from zerotrain.export.options import ExportOptions
 from zerotrain.machine.child_process import handling_signals, unwind
-from zerotrain.pipeline.watch.runs import run_named, runs_here
+from zerotrain.run.runs import phase_folders, run_named, runs_here
+from zerotrain.run.view import RunView
 from zerotrain.training.checkpointing.conditions import read_conditions
-from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,13 @@ def find_trained(name: Path) -> Trained | None:
 def trained_models(run: str) -> list[Trained]:
     """List the weights and the newest rolling checkpoint of each phase of a run."""
     found = []
-    for phase in sorted(path for path in RunFolder(run).path.glob("*") if path.is_dir()):
-        weights = phase / "weights"
-        if artifact.kind_of(weights) == "weights":
-            step = artifact.read(weights, "weights", verify=False).content.get("step")
-            found.append(Trained(run, phase.name, step if type(step) is int else 0, weights))
-        if steps := saved_steps(phase / "progress"):
-            rolling = step_folder(phase / "progress", steps[-1])
-            found.append(Trained(run, phase.name, steps[-1], rolling))
+    for phase in RunView(run, folders=phase_folders(run)).phases:
+        if weights := phase.weights:
+            step = weights.content.get("step")
+            step = step if type(step) is int else 0
+            found.append(Trained(run, phase.name, step, weights.folder))
+        if rolling := phase.newest_rolling:
+            found.append(Trained(run, phase.name, phase.steps[-1], rolling))
     return found
 
 

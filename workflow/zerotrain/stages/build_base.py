@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from zerotrain import artifact
 from zerotrain.artifact import file_sha256, read_shard_names, write_json
 from zerotrain.artifact.documents import read_object
+from zerotrain.artifact.recipe import Recipe
 from zerotrain.artifact.verdicts import remembering
 from zerotrain.config.stage_settings import BuildSettings
 from zerotrain.config.suggestions import join_first
@@ -38,7 +39,9 @@ EPSILON = "epsilon"
 """The default prediction type of a noise scheduler."""
 
 
-def build_base(settings: BuildSettings, dataset: Path | None, output: Path) -> None:
+def build_base(
+    settings: BuildSettings, dataset: Path | None, output: Path, recipe: Recipe | None = None
+) -> None:
     """Publish the base model.
 
     A preset is built from the run's seed and the dataset, whose folder keeps the fitted autoencoder
@@ -50,6 +53,7 @@ def build_base(settings: BuildSettings, dataset: Path | None, output: Path) -> N
         settings: What the stage reads of the configuration.
         dataset: Folder of the dataset, which a preset is built for; a real model needs none.
         output: Folder to publish.
+        recipe: What the folder records of what it is made from.
 
     Raises:
         PipelineError: the base does not exist, is not whole, is of another family, or has a noise
@@ -59,7 +63,7 @@ def build_base(settings: BuildSettings, dataset: Path | None, output: Path) -> N
     samples = _dataset(settings, dataset)
     parents = {"dataset": samples.artifact} if samples else {}
     sha256 = remembering(file_sha256)  # linked files were hashed when they were checked
-    with artifact.publish(output, KIND, parents=parents) as draft:
+    with artifact.publish(output, KIND, parents=parents, recipe=recipe) as draft:
         commit = None
         if samples:
             check_no_revision(settings.base, settings.revision)

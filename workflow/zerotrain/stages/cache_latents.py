@@ -9,6 +9,7 @@ from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS
+from zerotrain.artifact.recipe import Recipe
 from zerotrain.cache.drawn_digest import drawn_digest
 from zerotrain.cache.encoding import Encoding
 from zerotrain.cache.key_ranges import link_published, publish_range, take_ranges
@@ -54,6 +55,7 @@ def cache_latents(
     shards: Sequence[Path] = (),
     only: KeyRange = WHOLE,
     cache: Path | None = None,
+    recipe: Recipe | None = None,
 ) -> None:
     """Encode what the cache in `output` does not have yet, and publish the cache again.
 
@@ -68,6 +70,7 @@ def cache_latents(
         shards: Folders of what other jobs encoded; see zerotrain.cache.key_ranges.
         only: The range of keys that is encoded; `output` is then the folder of this range.
         cache: With `only`, the folder of the cache, whose content is reused.
+        recipe: What the folder records of what it is made from.
 
     Raises:
         PipelineError: an image changed since prepare_dataset, a result is not finite, a shard
@@ -75,7 +78,7 @@ def cache_latents(
     """
     family = load_family(settings.family)
     if family.modality == "text":
-        cache_text(settings, family, size, dataset, base, output)
+        cache_text(settings, family, size, dataset, base, output, recipe)
         return
     samples = read_dataset(dataset)
     model = artifact.read(base, "base")
@@ -141,7 +144,7 @@ def cache_latents(
     counts = ", ".join(f"{written.encoded} of {written.total} {what}" for written, what in parts)
     if only != WHOLE:
         parents = {"dataset": samples.artifact, "base": model}
-        publish_range(output, [written for written, _ in parts], now, parents)
+        publish_range(output, [written for written, _ in parts], now, parents, recipe)
         print(f"encoded {counts} of this range of keys; the rest was in the cache")
         return
     shown = write(PROMPTS, _shown_texts(prompts), encoding.text) if prompts else None
@@ -172,6 +175,7 @@ def cache_latents(
         KIND,
         parents={"dataset": samples.artifact, "base": model},
         made_by=carry_made_by(output, values, unchanged=unchanged),
+        recipe=recipe,
     ) as draft:
         carry_record(output, draft.folder, now, unchanged=unchanged)
         draft.known = place(latents, draft.folder) | place(text, draft.folder)

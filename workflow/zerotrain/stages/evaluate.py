@@ -17,6 +17,7 @@ import torch
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS, Artifact, write_json
 from zerotrain.artifact.documents import read_record
+from zerotrain.artifact.recipe import Recipe
 from zerotrain.config.stage_settings import EvaluateSettings
 from zerotrain.evaluation.curves import (
     draw_curve,
@@ -30,7 +31,7 @@ from zerotrain.evaluation.curves import (
     write_validations,
 )
 from zerotrain.evaluation.images import Companion, measure_images
-from zerotrain.evaluation.results import BASE, RAW
+from zerotrain.evaluation.results import BASE, METRICS, RAW
 from zerotrain.evaluation.text import measure_text
 from zerotrain.machine.device import device_type
 from zerotrain.machine.disk_errors import check_writable
@@ -51,6 +52,7 @@ def evaluate(
     state: Path,
     output: Path,
     metrics: Path,
+    recipe: Recipe | None = None,
 ) -> None:
     """Publish the evaluation of a phase and write its metrics.
 
@@ -64,7 +66,8 @@ def evaluate(
             loss.png, learning_rate.png, records/memory.csv, and for images grid.png, samples/ and
             conditioning/, and a grid and samples of each of evaluate.sizes; base.png in the first
             phase, raw.png where the weights are averaged ones; for text answers.jsonl.
-        metrics: JSON file to write.
+        metrics: JSON file to write; `output` has a copy of it.
+        recipe: What the folder records of what it is made from.
 
     Raises:
         PipelineError: an input is not whole, or the judge has no image or knows none of the
@@ -106,7 +109,7 @@ def evaluate(
     listed = resources in trained.artifact.files
     used = read_record(trained.artifact.path(resources), dict[str, int | float]) if listed else {}
     found = {**measured, **used, **memory_metrics(uses, "eval")}
-    with artifact.publish(output, KIND, parents=parents) as draft:
+    with artifact.publish(output, KIND, parents=parents, recipe=recipe) as draft:
         made.write(draft.folder)
         write_csv(log, draft.folder / "loss.csv")
         write_metrics(phase, measured, draft.folder / "metrics.csv")
@@ -114,6 +117,8 @@ def evaluate(
             write_validations(validations, draft.folder / "validation.csv")
         (draft.folder / RECORDS).mkdir(exist_ok=True)
         write_memory(log, draft.folder / RECORDS / "memory.csv")
+        figures = {key: finite(value) for key, value in found.items() if value is not None}
+        write_json(draft.folder / METRICS, figures)
         draw_curve(log, draft.folder / "loss.png")
         draw_learning_rate(log, draft.folder / "learning_rate.png")
         draft.content = {
@@ -128,12 +133,12 @@ def evaluate(
             "evaluate": settings.evaluate.model_dump(mode="json"),
         }
     with artifact.replacing(metrics) as new:
-        write_json(new, {key: finite(value) for key, value in found.items() if value is not None})
+        write_json(new, figures)
     for line in memory_lines(uses, "evaluation"):
         print_detail(f"{phase}: {line}")
-    figures = {**measured, "train_seconds": used.get("train_seconds")}
-    shown = (f"{key} {format_figure(one)}" for key, one in figures.items() if one is not None)
-    print(f"{phase}: {', '.join(shown)}")
+    shown = {**measured, "train_seconds": used.get("train_seconds")}
+    lines = (f"{key} {format_figure(one)}" for key, one in shown.items() if one is not None)
+    print(f"{phase}: {', '.join(lines)}")
     print_detail(f"  made     {output / made.shown}\n  metrics  {metrics}\n  weights  {weights}")
 
 

@@ -10,6 +10,7 @@ import torch
 
 from zerotrain import artifact
 from zerotrain.artifact.documents import read_object, read_text
+from zerotrain.artifact.recipe import Recipe
 from zerotrain.artifact.tensor_file import open_tensors
 from zerotrain.config.optimizers import find, slots
 from zerotrain.config.stage_settings import ImportSettings
@@ -35,6 +36,7 @@ def import_checkpoint(
     state: Path,
     *,
     trust_pickle: bool = False,
+    recipe: Recipe | None = None,
 ) -> None:
     """Publish the state that a run continues from.
 
@@ -45,6 +47,7 @@ def import_checkpoint(
         base: Folder of the base model.
         state: Folder to publish.
         trust_pickle: Whether pickles may name any class and run its code.
+        recipe: What the folder records of what it is made from.
 
     Raises:
         PipelineError: the checkpoint is damaged, of no known layout, or of another model.
@@ -86,7 +89,8 @@ def import_checkpoint(
         for sentence in source.lost:
             print(f"left out: {sentence}", file=sys.stderr)
     check_same_parameters(source.shapes, trained, path)
-    export(source, path, None, state, position=_begun(source.position, settings))
+    position = _begun(source.position, settings)
+    export(source, path, None, state, position=position, recipe=recipe)
 
 
 def _read_kohya(

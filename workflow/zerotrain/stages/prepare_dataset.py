@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.documents import LeftOut
+from zerotrain.artifact.recipe import Recipe
 from zerotrain.config.data import DataConfig
 from zerotrain.config.image_options import WHITE
 from zerotrain.config.image_source import ImageSourceConfig
@@ -49,13 +50,19 @@ SHOWN = 10
 """Bad samples listed in a message; the dataset lists all."""
 
 
-def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = None) -> None:
+def prepare_dataset(
+    data: DataConfig,
+    output: Path,
+    resolution: int | None = None,
+    recipe: Recipe | None = None,
+) -> None:
     """Check every image and caption, or every row of text, and publish the dataset.
 
     Args:
         data: The `data` section of a run's configuration.
         output: Folder of the dataset; caches in it stay.
         resolution: Largest side of squares in pixels, only for the printed summary.
+        recipe: What the folder records of what it is made from.
 
     Raises:
         PipelineError: the source cannot be used, has more bad samples than data.max_bad_samples,
@@ -91,11 +98,13 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
     if data.holdout and not count["holdout"]:
         _warn(f"data.holdout: {data.holdout} of {len(samples)} {what} came to none")
     if files is not None:
-        files.record(dict(_hashed(source, images)))
+        read = files.record(dict(_hashed(source, images)))
+        recipe = recipe and recipe.with_inputs({"files": read})
     numbers = data.model_dump(exclude={"name", "num_workers", "max_bad_samples"})
     made_by = {"stage": "prepare_dataset", "data": numbers}
     rest: dict[str, Any] = {
-        "repeats": data.repeats, "bad": refused, "left_out": left_out, "made_by": made_by
+        "repeats": data.repeats, "bad": refused, "left_out": left_out, "made_by": made_by,
+        "recipe": recipe,
     }  # fmt: skip
     listing = (
         publish_dataset(output, TEXTS, texts, **rest)

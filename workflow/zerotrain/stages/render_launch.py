@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from zerotrain import artifact
+from zerotrain.artifact.recipe import Recipe
 from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.data.dataset import read_dataset
 from zerotrain.errors import PipelineError
@@ -26,6 +27,7 @@ def render_launch(
     start: Path | None,
     output: Path,
     cache: Path | None = None,
+    recipe: Recipe | None = None,
 ) -> None:
     """Write the launch files of one phase.
 
@@ -38,6 +40,7 @@ def render_launch(
         output: Folder to publish.
         cache: Folder of a text family's cache, whose rows are counted; for images the dataset's
             samples are.
+        recipe: What the folder records of what it is made from.
 
     Raises:
         PipelineError: values do not fit together.
@@ -67,7 +70,7 @@ def render_launch(
             settings.trainable_parameters,
         )
     resolved = resolve_phase(settings, chosen, epoch_size, sizes, start_position, why)
-    with artifact.publish(output, KIND) as draft:
+    with artifact.publish(output, KIND, recipe=recipe) as draft:
         write_run_yaml(resolved, draft.folder / "run.yaml")
         write_launch_files(resolved, draft.folder, output)
 

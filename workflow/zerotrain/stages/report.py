@@ -14,6 +14,7 @@ from typing import Any
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.layout import CONFIGS, RunFolder
+from zerotrain.artifact.recipe import Recipe
 from zerotrain.config.data import ALPACA
 from zerotrain.config.read import read_config
 from zerotrain.config.runs import find_config
@@ -27,20 +28,21 @@ from zerotrain.data.dataset_folder import read_bad, read_left_out
 from zerotrain.data.figures import Section, image_sections, text_sections
 from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
-from zerotrain.evaluation.report.costs import count_costs
-from zerotrain.evaluation.report.facts import PhaseFacts, RunFacts, read_run
-from zerotrain.evaluation.report.forecast import compare_forecasts
-from zerotrain.evaluation.report.health import check_health
-from zerotrain.evaluation.report.lineage import walk_lineage
-from zerotrain.evaluation.report.origin import Sources, trace_origin
-from zerotrain.evaluation.report.page import Page, in_short, render_page
-from zerotrain.evaluation.report.samples import GRID, gather_samples
 from zerotrain.evaluation.results import ANSWERS, spread
 from zerotrain.export.formats.loading_code import loading_code
 from zerotrain.launch.planner.forecasts import find_base
 from zerotrain.machine.regular_file import write_text
 from zerotrain.pipeline.doctor.report import redact
 from zerotrain.pipeline.lineage.chain import source_of
+from zerotrain.run.phase import PhaseView
+from zerotrain.run.report.costs import count_costs
+from zerotrain.run.report.forecast import compare_forecasts
+from zerotrain.run.report.health import check_health
+from zerotrain.run.report.lineage import walk_lineage
+from zerotrain.run.report.origin import Sources, trace_origin
+from zerotrain.run.report.page import Page, in_short, render_page
+from zerotrain.run.report.samples import GRID, gather_samples
+from zerotrain.run.view import RunView
 
 KIND = "report"
 PAGE = "index.html"
@@ -56,6 +58,7 @@ def report(
     output: Path,
     config: Path | None = None,
     planned: Mapping[str, PlannedRun] | None = None,
+    recipe: Recipe | None = None,
 ) -> None:
     """Publish index.html, and print where the results are.
 
@@ -65,16 +68,17 @@ def report(
         output: Folder to publish.
         config: The configuration's file, which the page names.
         planned: What the planner reads of the configuration, by phase; none: no forecast.
+        recipe: What the folder records of what it is made from.
 
     Raises:
         PipelineError: a phase has not been evaluated.
     """
-    facts = read_run(settings.run, folders)
+    facts = RunView(settings.run, folders=folders)
     for name in [*facts.unmeasured, *facts.later]:
         folder = next(folder for folder in folders if folder.name == name)
         artifact.read(folder / "evaluation", "evaluation")  # says what is missing
-    parents = {phase.name: phase.evaluation for phase in facts.phases if phase.evaluation}
-    with artifact.publish(output, KIND, parents=parents) as draft:
+    parents = {phase.name: phase.evaluation for phase in facts.started if phase.evaluation}
+    with artifact.publish(output, KIND, parents=parents, recipe=recipe) as draft:
         page = _render(settings, facts, config, planned or {}, trace=False)
         write_text(draft.folder / PAGE, page)
         draft.content = {"run": settings.run, "phases": [folder.name for folder in folders]}
@@ -95,8 +99,9 @@ def report_run(run: str, output: Path | None) -> None:
     file = find_config(run)
     parsed = read_config(file)
     results = RunFolder(parsed.run)
-    facts = read_run(parsed.run, [results.phase(phase.name).path for phase in parsed.phases])
-    if not facts.phases:
+    folders = [results.phase(phase.name).path for phase in parsed.phases]
+    facts = RunView(parsed.run, folders=folders)
+    if not facts.started:
         raise PipelineError(
             f"{results.path}: no phase of the run {parsed.run} has started, so there is nothing to "
             "report",
@@ -118,7 +123,7 @@ def planned_phases(config: Path) -> dict[str, PlannedRun]:
 
 def _render(
     settings: ReportSettings,
-    facts: RunFacts,
+    facts: RunView,
     config: Path | None,
     planned: Mapping[str, PlannedRun],
     *,
@@ -126,7 +131,7 @@ def _render(
 ) -> str:
     """Return the page; `trace` lets the planner trace models that no plan has traced yet."""
     nodes = walk_lineage(facts)
-    evaluated = [phase for phase in facts.phases if phase.evaluation]
+    evaluated = [phase for phase in facts.started if phase.evaluation]
     data, sheet = _data(settings, evaluated[-1].evaluation if evaluated else None)
     sources = Sources(
         data=data,
@@ -156,9 +161,9 @@ def hide_places(text: str) -> str:
 
 
 def _print_places(
-    settings: ReportSettings, facts: RunFacts, folders: Sequence[Path], page: Path
+    settings: ReportSettings, facts: RunView, folders: Sequence[Path], page: Path
 ) -> None:
-    last = facts.phases[-1]
+    last = facts.started[-1]
     assert last.evaluation is not None
     shown = "answers  " if settings.is_text else "grid     "
     made = last.folder / "evaluation" / (ANSWERS if settings.is_text else GRID)
@@ -172,7 +177,7 @@ def _print_places(
     )
 
 
-def _use_command(settings: ReportSettings, phase: PhaseFacts) -> list[str]:
+def _use_command(settings: ReportSettings, phase: PhaseView) -> list[str]:
     assert phase.evaluation is not None
     command = use_command(
         phase.folder / "weights",
@@ -218,7 +223,7 @@ def _curves(settings: ReportSettings, folders: Sequence[Path]) -> str:
     return str(folders[-1] / "state" / "records" / "metrics.jsonl")
 
 
-def _loading(phase: PhaseFacts, settings: ReportSettings) -> str:
+def _loading(phase: PhaseView, settings: ReportSettings) -> str:
     """Return Python code that loads a phase's weights and asks as its evaluation did."""
     assert phase.evaluation is not None
     content = phase.evaluation.content
@@ -236,7 +241,7 @@ def _loading(phase: PhaseFacts, settings: ReportSettings) -> str:
     )
 
 
-def _commands(settings: ReportSettings, facts: RunFacts, config: Path | None) -> list[str]:
+def _commands(settings: ReportSettings, facts: RunView, config: Path | None) -> list[str]:
     """Return the commands that make the run again, verify it and use it."""
     commit, _, dirty = _commit(facts).partition("-")
     commands = []
@@ -247,17 +252,17 @@ def _commands(settings: ReportSettings, facts: RunFacts, config: Path | None) ->
     if config is not None and config != CONFIGS / "config.yaml":
         train += ["--configfile", str(config)]
     commands.append(shlex.join(train))
-    if facts.phases and facts.phases[-1].weights:
-        last = facts.phases[-1]
+    if facts.started and facts.started[-1].weights:
+        last = facts.started[-1]
         commands.append(shlex.join(["zerotrain", "trace", str(last.folder / "weights")]))
         if last.evaluation:
             commands.append(shlex.join(_use_command(settings, last)))
     return commands
 
 
-def _commit(facts: RunFacts) -> str:
+def _commit(facts: RunView) -> str:
     """Return the commit that trained the last phase, `-dirty` with local changes."""
-    checkpoints = [phase.folder / "checkpoint" for phase in facts.phases]
+    checkpoints = [phase.folder / "checkpoint" for phase in facts.started]
     published = [folder for folder in checkpoints if artifact.is_published(folder)]
     if not published:
         return ""
@@ -271,7 +276,7 @@ def _png(image: Any) -> bytes:
     return written.getvalue()
 
 
-def _summary(settings: ReportSettings, facts: RunFacts) -> list[tuple[str, str]]:
+def _summary(settings: ReportSettings, facts: RunView) -> list[tuple[str, str]]:
     evaluate = settings.evaluate
     scale = "default" if evaluate.guidance_scale is None else f"{evaluate.guidance_scale:g}"
     sampling = (

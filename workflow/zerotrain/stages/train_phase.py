@@ -16,6 +16,7 @@ from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
+from zerotrain.artifact.leftovers import remove_manifest
 from zerotrain.config.trackers import check_installed
 from zerotrain.errors import EXIT_UNFINISHED, PipelineError
 from zerotrain.launch import pinned_memory
@@ -91,7 +92,7 @@ def train_phase(
         if progress_folder.end_step(progress, phase) is None:
             check_room(phase, parents["base"], progress)
             # The published checkpoint has other values or an earlier end: the phase is unfinished.
-            (output / artifact.MANIFEST).unlink(missing_ok=True)
+            remove_manifest(output)
             code = _launch(phase, launch, base, cache, start, resume, progress)
             if code != 0:
                 return code

@@ -15,18 +15,16 @@ from zerotrain.artifact.layout import RunFolder
 from zerotrain.config.read import read_config
 from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
-from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import disk
 from zerotrain.machine.detect import Machine
 from zerotrain.pipeline.doctor.report import Report
 from zerotrain.pipeline.lineage.chain import facts_of
 from zerotrain.pipeline.watch.state import describe_fault
+from zerotrain.run.phase import PhaseView
 from zerotrain.state.ran_on import RanOn
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.process import machine_check, nvme_check, swap_folder
-from zerotrain.training.process.ending import read_exit_record
-from zerotrain.training.process.stop import trainer_of
 
 LOG_LINES = 20
 LONGEST_LINE = 300
@@ -44,38 +42,39 @@ def look_at_run(run: str, machine: Machine, report: Report, *, nvme: bool = Fals
     report.facts["run"] = facts
     parsed = _noting(report, lambda: read_config(file))
     folder = RunFolder(parsed.run if parsed else run).path
-    facts["phases"] = {path.parent.name: _stands(path.parent) for path in _launches(folder)}
-    if launches := _launches(folder):
-        facts["last_phase"] = _last_phase(launches[-1], folder, machine, report)
+    phases = _launched(folder)
+    facts["phases"] = {phase.name: _stands(phase) for phase in phases}
+    if phases:
+        facts["last_phase"] = _last_phase(phases[-1], folder, machine, report)
     if nvme:
-        trials = {path.parent.name: partial(_check_nvme, path) for path in launches}
+        trials = {phase.name: partial(_check_nvme, phase) for phase in phases}
         facts["nvme"] = {name: _noting(report, trial) for name, trial in trials.items()}
     facts["log"] = _last_log(folder)
 
 
-def _launches(folder: Path) -> list[Path]:
-    """List the launch folders of the run's phases, ordered by when they last trained."""
+def _launched(folder: Path) -> list[PhaseView]:
+    """List the phases that have a launch, ordered by when they last trained."""
 
-    def trained(launch: Path) -> tuple[float, float]:
-        log = launch.parent / "progress" / progress_folder.LOG
+    def trained(phase: PhaseView) -> tuple[float, float]:
+        log = phase.places.progress / progress_folder.LOG
         started = log.stat().st_mtime if log.is_file() else 0.0
-        return started, -(launch / "run.yaml").stat().st_mtime
+        return started, -(phase.places.launch / "run.yaml").stat().st_mtime
 
-    return sorted((path.parent for path in folder.glob("*/launch/run.yaml")), key=trained)
+    launches = folder.glob("*/launch/run.yaml")
+    return sorted((PhaseView(path.parents[1]) for path in launches), key=trained)
 
 
-def _last_phase(launch: Path, folder: Path, machine: Machine, report: Report) -> dict[str, Any]:
-    progress = launch.parent / "progress"
-    ended = read_exit_record(progress)  # a killed process writes none
+def _last_phase(view: PhaseView, folder: Path, machine: Machine, report: Report) -> dict[str, Any]:
+    launch, progress = view.places.launch, view.places.progress
     facts: dict[str, Any] = {
-        "name": launch.parent.name,
+        "name": view.name,
         "launch_files": [path.name for path in sorted(launch.iterdir())],
         "not_default": {},
-        "trains_now": trainer_of(progress) is not None,
-        "newest_checkpoint": _newest(progress),
-        "ended": f"code {ended.code}: {ended.reason}" if ended else None,
+        "trains_now": view.trainer is not None,
+        "newest_checkpoint": _newest(view),
+        "ended": f"code {view.ended.code}: {view.ended.reason}" if view.ended else None,
     }
-    phase = _noting(report, lambda: read_run_yaml(launch / "run.yaml"))
+    phase = _noting(report, lambda: view.launch)
     if phase is not None:
         facts["not_default"] = _not_default(phase)
     if phase is None:
@@ -102,9 +101,11 @@ def _last_phase(launch: Path, folder: Path, machine: Machine, report: Report) ->
     return facts
 
 
-def _check_nvme(launch: Path) -> str:
-    phase = read_run_yaml(launch / "run.yaml")
-    return nvme_check.check(phase, launch) if phase.swaps else "swaps nothing to a disk"
+def _check_nvme(view: PhaseView) -> str:
+    phase = view.launch
+    if phase is None or not phase.swaps:
+        return "swaps nothing to a disk"
+    return nvme_check.check(phase, view.places.launch)
 
 
 def look_at_folder(folder: Path) -> dict[str, Any]:
@@ -140,29 +141,25 @@ def _not_default(phase: ResolvedPhase) -> dict[str, str]:
     }
 
 
-def _stands(phase: Path) -> str:
-    steps = progress_folder.saved_steps(phase / "progress")
-    if artifact.is_published(phase / "checkpoint"):
-        return f"trained, checkpoint published; rolling checkpoints {_steps(steps)}"
-    return f"unfinished; rolling checkpoints {_steps(steps)}"
+def _stands(phase: PhaseView) -> str:
+    steps = ", ".join(map(str, phase.steps)) or "none"
+    made = artifact.is_published(phase.places.checkpoint)
+    stands = "trained, checkpoint published" if made else "unfinished"
+    return f"{stands}; rolling checkpoints {steps}"
 
 
-def _steps(steps: list[int]) -> str:
-    return ", ".join(map(str, steps)) or "none"
-
-
-def _newest(progress: Path) -> dict[str, Any] | None:
-    steps = progress_folder.saved_steps(progress)
-    if not steps:
+def _newest(phase: PhaseView) -> dict[str, Any] | None:
+    folder = phase.newest_rolling
+    if folder is None:
         return None
-    folder = progress_folder.step_folder(progress, steps[-1])
+    step = phase.steps[-1]
     size = sum(path.lstat().st_size for path in folder.rglob("*"))
-    found = {"step": steps[-1], "folder": str(folder), "size_bytes": size}
+    found = {"step": step, "folder": str(folder), "size_bytes": size}
     try:
         facts = facts_of(artifact.read_manifest(folder, "checkpoint"))
     except PipelineError:  # training reports the damage
         return found
-    ran_on = RanOn.of_manifest(facts, steps[-1])
+    ran_on = RanOn.of_manifest(facts, step)
     more = {"ran_on": dict(ran_on.rows()), "changed": [one.text for one in ran_on.changes]}
     return found | {key: value for key, value in more.items() if value}
 

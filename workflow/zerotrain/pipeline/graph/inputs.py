@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from zerotrain.artifact.layout import DataFolder
-from zerotrain.data.conditioning_file import prompt_files
-from zerotrain.data.files import DatasetFiles
-from zerotrain.data.open import source_files
-from zerotrain.errors import PipelineError
-from zerotrain.models.composed_base import local_folders
-from zerotrain.pipeline.graph.runs import Runs, checked
-from zerotrain.state.checkpoint_path import find_checkpoint, optimizers_beside
+from snakemake.io import ancient
 
-Files = str | list[str]
+from zerotrain.config.settings_file import read_mark
+from zerotrain.pipeline.graph.artifacts import Artifacts
+from zerotrain.pipeline.graph.files import PRESETS
+from zerotrain.pipeline.graph.runs import Runs
+
+OfJob = Callable[[Any], Any]
 
 
 class JobInputs:
@@ -25,126 +23,55 @@ class JobInputs:
 
     Args:
         runs: The runs that are planned.
-        updates: Whether this process looks at the files of datasets: not in a job on a node.
+        artifacts: Their artifacts.
     """
 
-    def __init__(self, runs: Runs, *, updates: bool) -> None:
+    def __init__(self, runs: Runs, artifacts: Artifacts) -> None:
         self._runs = runs
-        self._updates = updates
+        self._artifacts = artifacts
         self._base_of_data = cache(runs.base_of_data)  # called for each cache of each run
 
-    @checked
-    def dataset_files(self, wildcards: Any) -> Files:
-        """Return the digest of a dataset's images and captions, brought up to date; the files of
-        text and of the built-in example."""
-        run = self._runs.of(wildcards)
-        if not run.data.has_image_files:
-            return _check_names(source_files(run.data), "data.path")
-        files = DatasetFiles(run.data, DataFolder(run.data_name).path)
-        # A job on a node is planned from files that were looked at.
-        if self._updates:
-            files.update()
-        return str(files.digest_file)
+    def settings(self, stage: str) -> OfJob:
+        """Return a function that returns the settings file of a stage's job."""
+        return lambda wildcards: str(self._artifacts.find(stage, wildcards).settings_file)
 
-    def dataset(self, wildcards: Any) -> str:
-        """Return the manifest of the run's dataset."""
-        return f"results/data/{self._runs.of(wildcards).data_name}/manifest.json"
+    def manifests(self, stage: str, name: str) -> OfJob:
+        """Return a function that lists the manifests of an input of a stage's job, if it has it."""
+        return lambda wildcards: self._artifacts.find(stage, wildcards).manifests(name)
 
-    @checked
-    def evaluation_images(self, wildcards: Any) -> list[str]:
-        """List the conditioning images of the evaluation prompts."""
-        found = self._runs.of(wildcards).evaluate.conditioning_images
-        key = "evaluate.conditioning_images"
-        return _check_names(prompt_files(found or [], key), key)
+    def dataset_of_base(self, settings: str) -> OfJob:
+        """Return a function that returns the dataset that a preset is built for, if it is one.
 
-    @checked
-    def validation_images(self, wildcards: Any) -> list[str]:
-        """List the conditioning images of the validation prompts."""
-        asked = self._runs.of(wildcards).validation_prompts
-        found = [files for _, files in (one for one in asked if not isinstance(one, str))]
-        key = "validation.conditioning_images"
-        return _check_names(prompt_files(found, key), key)
+        A base that is built stays as it is when its dataset changes: built for an edited dataset,
+        it would have all encoded and trained again. So to one that is current it is ancient.
 
-    def base_dataset(self, wildcards: Any) -> Files:
-        """Return the dataset that a preset is built for; other bases do not depend on one."""
-        return self.dataset(wildcards) if self._runs.of(wildcards).is_preset else []
+        Args:
+            settings: The base's settings file, as it appears in the rule.
+        """
 
-    def base_files(self, wildcards: Any) -> list[str]:
-        """List the files of a base in the user's folders; empty for a preset."""
-        run = self._runs.of(wildcards)
-        return [] if run.is_preset else _files_of_base(run.base)
+        def of_job(wildcards: Any) -> list[str]:
+            planned = self._artifacts.planned[settings.format(**dict(wildcards.items()))]
+            found = planned.manifests("dataset")
+            stays = read_mark(planned.settings_file) is None and planned.outputs[0].exists()
+            return [ancient(path) for path in found] if stays else found
 
-    def cache_base(self, wildcards: Any) -> str:
-        """Return the base whose encoders fill the caches of the job's dataset."""
-        return self._base_of_data(self._runs.of(wildcards).data_name)
+        return of_job
 
-    def cache_shards(self, wildcards: Any) -> list[str]:
-        """List the ranges that other jobs encode; empty if one job encodes the whole cache."""
-        run = self._runs.of(wildcards)
-        count = run.cache.shards
-        folder = f"results/data/{run.data_name}/cache_shards/{wildcards.size}"
-        names = [f"{number}-of-{count}" for number in range(count if count > 1 else 0)]
-        return [f"{folder}/{name}/manifest.json" for name in names]
+    def config_file(self, wildcards: Any, input: Any) -> str:
+        """Return the file that configures the run of a job.
 
-    def phase_cache(self, wildcards: Any) -> str:
-        """Return the cache at the phase's resolution, or at its maximum text length."""
-        run = self._runs.of(wildcards)
-        size = run.cache_size(self._runs.phase_of(wildcards))
-        return f"results/data/{run.data_name}/cache/{size}/manifest.json"
+        Because it takes `input`, Snakemake does not record it, and the file may be renamed.
+        """
+        return self._runs.files[self._runs.of(wildcards).run]
 
-    def launch_cache(self, wildcards: Any) -> Files:
-        """Return the cache of a text family, which sets the rows per epoch; images need none."""
-        return self.phase_cache(wildcards) if self._runs.of(wildcards).is_text else []
+    def external_checkpoint(self, wildcards: Any) -> str | None:
+        """Return the external checkpoint that the run continues from."""
+        resume = self._runs.of(wildcards).resume_from_checkpoint
+        return resume.folder if resume else None
 
     def phase_preset(self, wildcards: Any) -> str:
         """Return the launch preset of the phase."""
-        return f"config/launch/{self._runs.phase_of(wildcards).launch.preset}.yaml"
-
-    def preset_choice(self, wildcards: Any) -> list[str]:
-        """List the presets that `auto` chooses from; empty for a phase that names its preset."""
-        if self._runs.phase_of(wildcards).launch.preset != "auto":
-            return []
-        return sorted(str(path) for path in Path("config/launch").glob("*.yaml"))
-
-    def launch_base(self, wildcards: Any) -> Files:
-        """Return the base, whose sizes determine ZeRO's buckets; empty for plain PyTorch."""
-        if self._runs.phase_of(wildcards).launch.preset == "torch":
-            return []
-        return f"results/{self._runs.of(wildcards).run}/base/manifest.json"
-
-    def phase_start(self, wildcards: Any) -> list[str]:
-        """List the state that the phase continues; empty for the first of a run from scratch."""
-        run = self._runs.of(wildcards)
-        before = run.phase_before(wildcards.phase)
-        if before:
-            return [f"results/{run.run}/{before.name}/state/manifest.json"]
-        return self.run_start(wildcards)
-
-    def run_start(self, wildcards: Any) -> list[str]:
-        """List the state that a run starts from, if it continues an external checkpoint."""
-        run = self._runs.of(wildcards)
-        imported = f"results/{run.run}/imported/state/manifest.json"
-        return [imported] if run.resume_from_checkpoint else []
-
-    @checked
-    def external_checkpoint(self, wildcards: Any) -> Files:
-        """List the files of the external checkpoint."""
-        resume = self._runs.of(wildcards).resume_from_checkpoint
-        assert resume
-        path = find_checkpoint(Path(resume.folder).expanduser())
-        key = "resume_from_checkpoint"
-        if path.is_file():
-            return _check_names([str(path), *map(str, optimizers_beside(path))], key)
-        return _files_below(path, key)
-
-    @checked
-    def names_file(self, wildcards: Any) -> Files:
-        """Return the file that names the parameters of the external checkpoint's optimizer."""
-        resume = self._runs.of(wildcards).resume_from_checkpoint
-        names = resume.names if resume else None
-        if names in (None, "module"):
-            return []
-        return _check_names([os.path.expanduser(str(names))], "resume_from_checkpoint.names")[0]
+        return str(PRESETS / f"{self._runs.phase_of(wildcards).launch.preset}.yaml")
 
     def of_phases(self, *name: str) -> Callable[[Any], list[str]]:
         """Return a function that lists a file of each phase of the run, or its folder."""
@@ -180,35 +107,20 @@ class JobInputs:
         return [*found]
 
 
-@cache
-@checked
-def _files_of_base(base: str) -> list[str]:
-    """List the files of the folders that a base names."""
-    folders = local_folders(base)
-    found = sorted(str(path) for folder in folders for path in folder.rglob("*") if path.is_file())
-    file = Path(base).expanduser()
-    found += [str(file)] if file.is_file() else []
-    return _check_names(found, "base")
+def option(name: str, input_name: str) -> Callable[[Any, Any], str]:
+    """Return a function that gives a command's option for an optional input."""
+
+    def of_job(wildcards: Any, input: Any) -> str:
+        found = getattr(input, input_name)
+        return shlex.join([name, str(found)]) if found else ""
+
+    return of_job
 
 
-@checked
-def _files_below(folder: Path, key: str) -> list[str]:
-    """List every file in a user's folder."""
-    found = sorted(str(path) for path in folder.rglob("*") if path.is_file())
-    if not found:
-        raise PipelineError(
-            f"{key}: {folder}: no such folder, or nothing in it",
-            hint=f"name a folder that exists, or remove `{key}`",
-        )
-    return _check_names(found, key)
+def options(name: str, input_name: str) -> Callable[[Any, Any], str]:
+    """Return a function that gives a command's option for each file of an input."""
 
+    def of_job(wildcards: Any, input: Any) -> str:
+        return " ".join(shlex.join([name, file]) for file in input.get(input_name, ()))
 
-def _check_names(files: list[str], key: str) -> list[str]:
-    """Return the files, after checking that their names are valid as Snakemake inputs."""
-    braced = [name for name in files if "{" in name or "}" in name]
-    if braced:
-        raise PipelineError(
-            f"{key}: {braced[0]}: its name holds a brace, which Snakemake takes for a wildcard",
-            hint="rename it, or move it out of that folder",
-        )
-    return files
+    return of_job

@@ -13,10 +13,9 @@ from zerotrain.artifact.layout import ROLLING, RunFolder
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk import size
 from zerotrain.machine.question import confirm
-from zerotrain.pipeline import snakemake_runs
-from zerotrain.pipeline.dvc.storage import stored_copies
+from zerotrain.pipeline.dvc.files import recorded_below
 from zerotrain.pipeline.remove.plan import Plan, plan_removal
-from zerotrain.pipeline.snakemake import train_command
+from zerotrain.pipeline.snakemake import LOCKS, train_command
 from zerotrain.pipeline.switch.command import OWN_FOLDER
 from zerotrain.training.process.lock import LOCK, check_not_locked, describe, is_alive, read_owner
 
@@ -71,10 +70,8 @@ def check_unused(plan: Plan) -> None:
     switch = folder / OWN_FOLDER
     if (owner := read_owner(switch)) and is_alive(switch, owner):
         raise _in_use(folder, f"`zerotrain switch` works on it: {describe(switch, owner)}")
-    if any(snakemake_runs.LOCKS.glob("*.lock")):
-        snakemake_runs.remove_stale_lock()
     places = [folder, *plan.removed]
-    for lock in sorted(snakemake_runs.LOCKS.glob("*.lock")):
+    for lock in sorted(LOCKS.glob("*.lock")):
         for line in read_text(lock).splitlines():
             if any(Path(line).is_relative_to(place) for place in places):
                 raise _in_use(folder, f"snakemake works on {line}, or was killed")
@@ -114,14 +111,15 @@ def _stays(plan: Plan) -> Iterator[str]:
     for file in plan.configurations:
         yield f"{file}: `{train_command(file)}` makes the run again"
     try:
-        count, stored = stored_copies(plan.removed)
+        count, stored = recorded_below(plan.removed)
     except PipelineError as error:
         yield f"copies in DVC's cache, if any: {error.what}"
         return
     if count:
         yield (
-            f"{size(stored)} in DVC's cache, copies of {count} of its outputs: `zerotrain restore` "
-            "brings them back; docs/remotes.md says how to free them"
+            f"{size(stored)} of {count} outputs, as dvc.lock lists them: DVC's cache keeps what it "
+            "has of them on the disk, and `zerotrain restore` brings that back; docs/remotes.md "
+            "says how to free it"
         )
 
 

@@ -23,7 +23,7 @@ from zerotrain.pipeline.remove.uses import (
     uses_of_configurations,
     uses_of_folders,
 )
-from zerotrain.pipeline.watch.runs import run_named
+from zerotrain.run.runs import run_named
 
 SHOWN = 3
 """Users that are named."""

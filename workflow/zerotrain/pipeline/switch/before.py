@@ -19,9 +19,8 @@ from zerotrain.pipeline.switch.point import (
     is_exported,
     launch_differences,
     phase_ends,
-    phase_folder,
+    view_phase,
 )
-from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 
 
 def relaunch_of(request: SwitchOptions) -> Relaunch:
@@ -98,11 +97,11 @@ def find_done(config: RunConfig, file: Path, request: SwitchOptions) -> str | No
     if before is None:
         return None
     end = dict((one.name, end) for one, end in phase_ends(config))[before.name]
-    steps = saved_steps(progress := phase_folder(config, phase) / "progress")
+    view = view_phase(config, phase)
     if (
         not is_met(request, end, phase.name, phase.launch)
         or not is_exported(config, before, end)
-        or (steps and any(launch_differences(step_folder(progress, steps[-1]), phase)))
+        or (view.newest_rolling and any(launch_differences(view.newest_rolling, phase)))
     ):
         return None
     done = f"done already: {before.name} ended at step {end}, {phase.name}"

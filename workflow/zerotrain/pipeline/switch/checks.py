@@ -22,8 +22,8 @@ from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.switch.point import (
     Position,
     phase_folder,
-    published_end,
     training_inputs,
+    view_phase,
 )
 from zerotrain.training.checkpointing import conditions, set_aside
 from zerotrain.training.checkpointing.inputs import Inputs
@@ -128,7 +128,7 @@ def check_switched(file: Path, split: Split) -> None:
             f"{file}: was edited during the switch and has lost it: its phases are {found}",
             hint=again,
         )
-    end = published_end(folder / "checkpoint")
+    end = view_phase(config, config.phase(split.phase)).end
     if end != split.step:
         raise PipelineError(
             f"{folder}/checkpoint: ends at step {end}; the switch was to end it at {split.step}",

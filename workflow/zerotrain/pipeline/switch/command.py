@@ -31,7 +31,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.machine.child_process import handling_signals, unwind
 from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.output import print_message
-from zerotrain.pipeline import snakemake, snakemake_runs
+from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.options import SwitchOptions
 from zerotrain.pipeline.switch.before import (
     find_done,
@@ -43,12 +43,11 @@ from zerotrain.pipeline.switch.before import (
 from zerotrain.pipeline.switch.checks import check_same_launch, check_switched, read_present
 from zerotrain.pipeline.switch.edit import SwitchEdit, remove_note
 from zerotrain.pipeline.switch.plan import Plan, check_plan, check_preset, describe_new, plan_switch
-from zerotrain.pipeline.switch.point import phase_folder, unfinished_phase
+from zerotrain.pipeline.switch.point import phase_folder, unfinished_phase, view_phase
 from zerotrain.training.checkpointing import set_aside
-from zerotrain.training.checkpointing.progress_folder import saved_steps
 from zerotrain.training.process import lock
 from zerotrain.training.process.lock_owner import LockOwner
-from zerotrain.training.process.stop import stop_training, trainer_of
+from zerotrain.training.process.stop import stop_training
 
 OWN_FOLDER = ".switch"
 """The folder in a run's results with the lock and the note of the running switch."""
@@ -132,15 +131,14 @@ def _switch(request: SwitchOptions, file: Path, folder: Path) -> str:
         if pending is None and (done := find_done(config, file, request)):
             return done
         phase = config.phase(pending.split.phase) if pending else unfinished_phase(config, file)[0]
-        progress = phase_folder(config, phase) / "progress"
-        plan = None
+        view, plan = view_phase(config, phase), None
         with _undone_on_failure(pending) if pending else nullcontext():
             # Stop a training only for a switch that is expected to succeed.
             if pending:
                 plan = check_plan(config, phase, pending, text, folder)
-            elif saved_steps(progress) or not trainer_of(progress):
+            elif view.steps or not view.trainer:
                 plan = plan_switch(config, text, file, folder, request)
-            stopped = stop_training(progress, request.wait)
+            stopped = stop_training(view.places.progress, request.wait)
         if plan is None or stopped:
             continue
         with _undone_on_failure(plan.edit):
@@ -172,7 +170,6 @@ def _read(file: Path) -> tuple[RunConfig, str]:
 def _end_phase(plan: Plan, accept: bool) -> None:
     """Let Snakemake end the phase and export it, and check the result."""
     file, folder = plan.edit.file, phase_folder(plan.config, plan.phase)
-    snakemake_runs.wait_for_orphans()
     snakemake.make(file, [f"{folder}/launch/manifest.json"])
     with _accepted(plan.config, plan.phase) if accept else nullcontext():
         check_same_launch(plan.config, plan.phase)

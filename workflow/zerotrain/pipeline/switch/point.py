@@ -17,9 +17,9 @@ from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.machine.output import print_message
 from zerotrain.pipeline import snakemake
+from zerotrain.run.phase import PhaseView
 from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
-from zerotrain.training.process.stop import trainer_of
 
 
 class Engine(TypedDict, total=False):
@@ -83,21 +83,18 @@ def current_phase(config: RunConfig) -> tuple[Phase, int]:
     started = [
         (phase, until)
         for phase, until in unfinished
-        if saved_steps(phase_folder(config, phase) / "progress")
-        or trainer_of(phase_folder(config, phase) / "progress")
+        if (view := view_phase(config, phase)).steps or view.trainer
     ]
     return (started or unfinished or ends[-1:])[0]
 
 
 def is_exported(config: RunConfig, phase: Phase, until: int) -> bool:
     """Return whether a phase is finished, and its weights and its state are published."""
-    folder = phase_folder(config, phase)
-    parts = all(artifact.is_published(folder / part) for part in ("weights", "state"))
-    return parts and _is_finished(config, phase, until)
+    return view_phase(config, phase).is_exported and _is_finished(config, phase, until)
 
 
 def _is_finished(config: RunConfig, phase: Phase, until: int) -> bool:
-    return published_end(phase_folder(config, phase) / "checkpoint") == until
+    return view_phase(config, phase).end == until
 
 
 def _epoch_size(config: RunConfig) -> int:
@@ -126,9 +123,9 @@ def choose_step(config: RunConfig, phase: Phase, at: str, until: int, file: Path
     """
     from zerotrain.state.checkpoint import Checkpoint
 
-    progress = phase_folder(config, phase) / "progress"
-    named = f"{config.run}/{phase.name}"
-    steps = [step for step in saved_steps(progress) if step <= until]
+    view = view_phase(config, phase)
+    progress, named = view.places.progress, f"{config.run}/{phase.name}"
+    steps = [step for step in view.steps if step <= until]
     saved = ", ".join(map(str, steps))
     if not steps:
         aside = any(saved_steps(folder) for folder in progress.parent.glob("progress.stale-*"))
@@ -215,6 +212,11 @@ def _differing(engine: dict[str, Any], section: object, keys: tuple[str, ...]) -
     }
 
 
+def view_phase(config: RunConfig, phase: Phase) -> PhaseView:
+    """Return a phase as far as it has come."""
+    return PhaseView(phase_folder(config, phase))
+
+
 def phase_folder(config: RunConfig, phase: Phase) -> Path:
     """Return the folder of a phase's results."""
     return RunFolder(config.run).phase(phase.name).path
@@ -238,8 +240,4 @@ def imported_state(config: RunConfig) -> Path | None:
 
 def published_end(checkpoint: Path) -> int | None:
     """Read the `until` that a published checkpoint satisfies; its step may be an earlier one."""
-    path = checkpoint / "checkpoint.json"
-    if not artifact.is_published(checkpoint) or not path.is_file():
-        return None
-    step = read_record(path, Position)["step"]
-    return int(artifact.read(checkpoint, "checkpoint", verify=False).content.get("until", step))
+    return PhaseView(checkpoint.parent).end

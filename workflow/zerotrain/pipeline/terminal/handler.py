@@ -14,19 +14,20 @@ import signal
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from snakemake.common import NOTHING_TO_BE_DONE_MSG
-from snakemake.logging import DefaultFilter, LogEvent, logger
+from snakemake.logging import LogEvent, logger
 from snakemake.settings.enums import Quietness
 
 from zerotrain.config.suggestions import after_question
 from zerotrain.errors import EXIT_UNFINISHED, PipelineError, show_controls
-from zerotrain.pipeline.job_files import last_error, log_size
-from zerotrain.pipeline.terminal.reasons import NEW, describe_reason, is_stage, job_name, made_by
+from zerotrain.pipeline.graph.currency import Currency
+from zerotrain.pipeline.terminal.reasons import NEW, Reasons, is_stage, made_by
 from zerotrain.pipeline.terminal.submission import describe_refusal
+from zerotrain.run.stage_log import last_error, log_size
 from zerotrain.training.checkpointing.progress_folder import saved_steps
 from zerotrain.training.reporting.display import format_duration
 
@@ -69,30 +70,25 @@ TRAINING = "train_phase"
 KILLED = 128 + signal.SIGKILL
 INTERRUPTED = {EXIT_UNFINISHED, 130, 143}
 """Exit codes of a stage that was asked to stop."""
-FirstLines = Callable[[Any, Mapping[Any, str]], list[str]]
-"""Returns the lines above a dry run's stages, from the graph and each stage's reason."""
+FirstLines = Callable[[Any, Sequence[Currency]], list[str]]
+"""Returns the lines above a dry run's stages, from the graph and what was found of artifacts."""
 
 
-def replace_output(workflow: Any, first_lines: FirstLines) -> None:
+def replace_output(workflow: Any, currency: Sequence[Currency], first_lines: FirstLines) -> None:
     """Replace Snakemake's lines on the terminal, unless `--verbose` or `--logger` selects others.
-
-    Snakemake's handlers print each command; ours only with `-p`.
 
     Args:
         workflow: Snakemake's workflow object, while the Snakefile is read.
+        currency: What was found of each artifact.
         first_lines: The lines above a dry run's stages.
     """
-    for handler in logger.handlers:  # commands: in .snakemake/log and with --verbose
-        for one in handler.filters:
-            if isinstance(one, DefaultFilter):
-                one.printshellcmds = True
     settings = workflow.output_settings
     if settings.verbose or settings.debug_dag:
         return
     for handler in list(logger.handlers):
         if handler.name == STREAM_HANDLER:
             logger.removeHandler(handler)
-            logger.addHandler(StageLines(workflow, handler.stream, first_lines))
+            logger.addHandler(StageLines(workflow, handler.stream, currency, first_lines))
 
 
 class StageLines(logging.Handler):
@@ -101,6 +97,7 @@ class StageLines(logging.Handler):
     Args:
         workflow: Snakemake's workflow object.
         stream: The stream that Snakemake would print to.
+        currency: What was found of each artifact.
         first_lines: The lines above a dry run's stages.
     """
 
@@ -108,12 +105,15 @@ class StageLines(logging.Handler):
         self,
         workflow: Any,
         stream: TextIO,
-        first_lines: FirstLines = lambda dag, reasons: [],
+        currency: Sequence[Currency] = (),
+        first_lines: FirstLines = lambda dag, found: [],
     ) -> None:
         super().__init__()
         self.name = STREAM_HANDLER
         self._workflow = workflow
         self._stream = stream
+        self._currency = currency
+        self._why = Reasons(currency)
         self._first_lines = first_lines
         self._quiet = set(workflow.output_settings.quiet or ())
         self._shows_commands = bool(workflow.output_settings.printshellcmds)
@@ -181,12 +181,11 @@ class StageLines(logging.Handler):
             for job in dag.needrun_jobs():
                 if is_stage(job.rule):
                     self._jobs[job.jobid] = job
-                    self._reasons[job.jobid] = describe_reason(job, dag)
+                    self._reasons[job.jobid] = self._why.describe(job, dag)
         if not self._workflow.dryrun:
             return self._counts if self._shows(Quietness.PROGRESS) else None
         if first and total and self._shows(Quietness.RULES):
-            reasons = {job: self._reasons[number] for number, job in self._jobs.items()}
-            return "\n".join(self._first_lines(dag, reasons)) or None
+            return "\n".join(self._first_lines(dag, self._currency)) or None
         # With this setting Snakemake ends a dry run here.
         return self._counts if self._quiet == {Quietness.RULES, Quietness.PROGRESS} else None
 
@@ -201,12 +200,12 @@ class StageLines(logging.Handler):
             return None
         reason = self._reasons[number]
         if self._workflow.dryrun:
-            return f"{job_name(job)}: {reason}"
+            return f"{self._why.name(job)}: {reason}"
         if again:
-            return f"{job_name(job)}: attempt {job.attempt}"
+            return f"{self._why.name(job)}: attempt {job.attempt}"
         place = f"[{len(self._started.keys() & self._jobs.keys())}/{len(self._jobs)}]"
         shown = "" if reason == NEW else f": {reason}"
-        self._lines[number] = f"{place} {job_name(job)}{shown}"
+        self._lines[number] = f"{place} {self._why.name(job)}{shown}"
         return None if job.rule.name == SHORT else self._lines[number]
 
     def _command(self, command: str | None) -> str | None:
@@ -221,13 +220,13 @@ class StageLines(logging.Handler):
         if job is None or not self._shows(Quietness.RULES):
             return None
         if self._workflow.touch:
-            return f"{job_name(job)}: touched {made_by(job)}"
+            return f"{self._why.name(job)}: touched {made_by(job)}"
         if job.rule.name == SUMMARY:
             return None
         if job.rule.name == SHORT:
             return f"{self._lines[number]}, made {made_by(job)}"
         wait = "" if self._workflow.local_exec or job.is_local else " with its wait in the queue"
-        return f"{job_name(job)}: done in {self._elapsed(number)}{wait}, made {made_by(job)}"
+        return f"{self._why.name(job)}: done in {self._elapsed(number)}{wait}, made {made_by(job)}"
 
     def _fail_group(self, fields: Mapping[str, Any]) -> str:
         """Return a line for each job of a group, with fields that only the group's record has."""
@@ -243,7 +242,7 @@ class StageLines(logging.Handler):
         if number in self._failed_in_group:
             return None  # Snakemake logs each job of a group again
         job = self._jobs.get(number)
-        name = job_name(job) if job is not None else fields["rule_name"]
+        name = self._why.name(job) if job is not None else fields["rule_name"]
         code = self._exit_codes.pop(threading.get_ident(), None)
         self._failed[number] = code
         how = f"exit code {code}" if code is not None else ""

@@ -16,10 +16,12 @@ from rich.console import Console
 from rich.live import Live
 
 from zerotrain.machine.output import print_message
-from zerotrain.pipeline.watch.runs import choose_runs, run_named
 from zerotrain.pipeline.watch.screen import Canvas, describe, describe_changes, draw
-from zerotrain.pipeline.watch.stages import FINISHED
-from zerotrain.pipeline.watch.state import RunReader, RunState, read_run_state
+from zerotrain.pipeline.watch.state import RunState, read_run_state, read_state
+from zerotrain.run.phase import TRAINED
+from zerotrain.run.runs import choose_runs, run_named
+from zerotrain.run.stages import FINISHED
+from zerotrain.run.view import RunView
 
 TERMINAL_SECONDS, PIPE_SECONDS = 2.0, 10.0
 """Default intervals between two looks."""
@@ -41,8 +43,8 @@ def watch(name: str | None, interval: float | None, *, once: bool, as_json: bool
         as_json: Whether to print the present state as JSON.
 
     Returns:
-        The exit code: 0 if the run is finished, and after one look; 1 if it was stopped or has
-        failed; 130 after Ctrl-C.
+        The exit code: 0 if the run is finished or trained, and after one look; 1 if it was stopped
+        or has failed; 130 after Ctrl-C.
 
     Raises:
         PipelineError: there is no such run.
@@ -53,18 +55,18 @@ def watch(name: str | None, interval: float | None, *, once: bool, as_json: bool
             return _list(runs, as_json=as_json)
         name = runs[0]
     run, file = run_named(name)
-    reader = RunReader(run, file)
+    view = RunView(run, file)
     if as_json:
-        print(json.dumps(reader.read().as_json(), indent=2))
+        print(json.dumps(read_state(view).as_json(), indent=2))
         return 0
     if once:
-        _print(reader.read())
+        _print(read_state(view))
         return 0
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, _end)
     follow = _draw_until_over if sys.stdout.isatty() else _print_until_over
     try:
-        return follow(reader, interval)
+        return follow(view, interval)
     except KeyboardInterrupt:
         print_message(f"{run}: no longer watched; the run itself is as it was")
         return INTERRUPTED
@@ -88,39 +90,39 @@ def _print(state: RunState) -> None:
         console.print(draw(state, Canvas(console.width, unicode=_is_unicode(stream))))
 
 
-def _draw_until_over(reader: RunReader, interval: float | None) -> int:
+def _draw_until_over(view: RunView, interval: float | None) -> int:
     """Draw on the terminal's other screen, and leave the last state on its own."""
     with _own_stream() as stream:
         console = _console(stream)
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            for state in _states(reader, interval or TERMINAL_SECONDS):
+            for state in _states(view, interval or TERMINAL_SECONDS):
                 canvas = Canvas(console.width, console.height, _is_unicode(stream))
                 live.update(draw(state, canvas), refresh=True)
     _print(state)
-    return 0 if state.state == FINISHED else 1
+    return 0 if state.state in (FINISHED, TRAINED) else 1
 
 
-def _print_until_over(reader: RunReader, interval: float | None) -> int:
+def _print_until_over(view: RunView, interval: float | None) -> int:
     before: RunState | None = None
-    for state in _states(reader, interval or PIPE_SECONDS):
+    for state in _states(view, interval or PIPE_SECONDS):
         for line in describe_changes(before, state):
             print(line)
         if before is None or describe(before) != describe(state):
             print(describe(state), flush=True)
         before = state
-    return 0 if state.state == FINISHED else 1
+    return 0 if state.state in (FINISHED, TRAINED) else 1
 
 
-def _states(reader: RunReader, interval: float) -> Iterator[RunState]:
+def _states(view: RunView, interval: float) -> Iterator[RunState]:
     """Yield the states of a run until it is over."""
-    state = reader.read()
+    state = read_state(view)
     yield state
     over_since = time.monotonic()
     while state.state != FINISHED and not (
         state.is_over and time.monotonic() - over_since >= SETTLE_SECONDS
     ):
         time.sleep(interval)
-        state = reader.read()
+        state = read_state(view)
         if not state.is_over:
             over_since = time.monotonic()
         yield state

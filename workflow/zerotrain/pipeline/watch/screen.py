@@ -14,23 +14,14 @@ from zerotrain.errors import show_controls
 from zerotrain.machine.host import gib
 from zerotrain.machine.output import format_figure
 from zerotrain.pipeline.snakemake import train_command
-from zerotrain.pipeline.watch.stages import (
-    DONE,
-    FAILED,
-    FINISHED,
-    QUEUED,
-    RUNNING,
-    STOPPED,
-    TRAIN,
-    WAITING,
-    Stage,
-)
 from zerotrain.pipeline.watch.state import RunState, Training
+from zerotrain.run.phase import FAILED, RUNNING, STOPPED, TRAINED, WAITING
+from zerotrain.run.stages import DONE, FINISHED, QUEUED, TRAIN, Stage
 from zerotrain.training.reporting.display import format_duration, format_rate
 
 STYLES = {
     DONE: "green", FINISHED: "green", RUNNING: "bold cyan", QUEUED: "yellow", WAITING: "dim",
-    FAILED: "bold red", STOPPED: "yellow",
+    FAILED: "bold red", STOPPED: "yellow", TRAINED: "green",
 }  # fmt: skip
 MARKS = {DONE: "✔", RUNNING: "▶", QUEUED: "◷", WAITING: "·", FAILED: "✘", STOPPED: "■"}
 PLAIN_MARKS = {DONE: "+", RUNNING: ">", QUEUED: "q", WAITING: ".", FAILED: "x", STOPPED: "="}
@@ -156,7 +147,7 @@ def _details(state: RunState) -> list[list[Part]]:
             lines.append([(words, STYLES[one.state])])
     if state.training and state.training.still:
         lines.append([(f"does not move: {state.training.still}", "red")])
-    if state.state in (WAITING, STOPPED, FAILED) and state.config:
+    if state.state in (WAITING, TRAINED, STOPPED, FAILED) and state.config:
         verb = "start" if state.state == WAITING else "continue"
         lines.append([(f"to {verb}: {train_command(Path(state.config))}", "")])
     return lines

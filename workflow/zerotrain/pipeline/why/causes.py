@@ -1,48 +1,32 @@
-"""Why stages run: the causes in Snakemake's plan, each with the jobs that have it themselves.
+"""Why stages run: each cause with the stages that have it themselves.
 
-Jobs that run only because a job before them runs have no cause of their own; they have those of the
-jobs before them.
+Stages that run only because a stage before them runs have the causes of that stage.
 """
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from zerotrain.artifact import MANIFEST
-from zerotrain.artifact.layout import RESULTS
-from zerotrain.config.read import read_config
-from zerotrain.config.run import RunConfig
-from zerotrain.config.stage_settings import SETTINGS
-from zerotrain.pipeline.graph.versions import version_change
-from zerotrain.pipeline.job_files import last_error
-from zerotrain.pipeline.kept_jobs import LONG_AGO
-from zerotrain.pipeline.rebuild import TRAINING
-from zerotrain.pipeline.terminal.changes import NOT_SET, Change, format_change, name_phases
-from zerotrain.pipeline.terminal.reasons import (
-    changed_files,
-    describe_versions,
-    find_value_changes,
-    is_stage,
-    job_name,
+from zerotrain.artifact.recipe import NOT_SET, Difference
+from zerotrain.config.training import TrainConfig
+from zerotrain.pipeline.graph.currency import Currency
+from zerotrain.pipeline.graph.files import files_of
+from zerotrain.pipeline.terminal.differences import (
+    dataset_files,
+    describe,
+    describe_version,
+    format_difference,
+    name_phases,
+    with_defaults,
 )
-from zerotrain.pipeline.why.samples import (
-    SampleChanges,
-    compare_samples,
-    count,
-    name_some,
-)
+from zerotrain.pipeline.why.samples import SampleChanges, compare_samples, count, name_some
+from zerotrain.run.stage_log import last_error
 from zerotrain.training.process.ending import read_exit_record
 
-PREPARE = "prepare_dataset"
-FOLDERS = "folders"
-"""The parameter of the report that lists its phases' folders."""
-DAMAGED = " (damaged)"
-"""What zerotrain.pipeline.rebuild appends to a damaged file's name."""
+PREPARE, TRAINING = "prepare_dataset", "train_phase"
 
 
 @dataclass
@@ -50,247 +34,181 @@ class Cause:
     """A reason for which stages run, in a user's words."""
 
     kind: str
-    """One of: samples, value, version, rule, file, not made, missing, damaged, failed, interrupted,
-    forced, environment, other."""
+    """One of: samples, value, version, rule, file, not made, missing, damaged, failed, forced."""
     text: str
-    jobs: list[Any] = field(default_factory=list)
-    """The jobs that have it themselves, in the order of the graph."""
+    having: list[Currency] = field(default_factory=list)
+    """What has it itself, in the order of the graph."""
     phases: set[str] = field(default_factory=set)
     """The phases of a changed value."""
-    followers: list[Any] = field(default_factory=list)
-    """All jobs that run for it, these included."""
 
 
 @dataclass
-class Plan:
-    """The planned jobs and the causes of each."""
+class Causes:
+    """The causes of what runs."""
 
-    jobs: list[Any]
-    """Planned stages, in the order of the graph."""
-    causes: list[Cause]
-    samples: dict[str, SampleChanges]
-    """What changed in a dataset, by the manifest of its folder."""
-    values: dict[Any, list[Change]]
-    """The changed values of each job."""
-    configs: dict[str, RunConfig] = field(default_factory=dict)
-    """The runs by their files."""
+    every: list[Cause]
+    samples: dict[Currency, SampleChanges]
+    """What changed in a dataset."""
 
-    def config_of(self, job: Any) -> RunConfig:
-        """Return the run of a job, of a rule that takes the configuration."""
-        file = job.params["config_file"]
-        if file not in self.configs:
-            self.configs[file] = read_config(Path(file))
-        return self.configs[file]
+    def kinds(self, one: Currency) -> set[str]:
+        """Return the kinds of the causes that an artifact has itself."""
+        return {cause.kind for cause in self.every if one in cause.having}
 
 
-def find_causes(dag: Any, reasons: Mapping[Any, str] | None = None) -> Plan:
-    """Find the causes of all jobs in Snakemake's plan.
+def find_causes(running: Sequence[Currency], *, nothing_made: bool, quick: bool = False) -> Causes:
+    """Find the causes of all that runs.
 
     Args:
-        dag: Snakemake's graph, after zerotrain.pipeline.hooks have changed it.
-        reasons: For a quick look, each job's reason as describe_reason returns it, to use where
-            comparing the samples would take more than a moment.
+        running: What runs, in the order of the graph.
+        nothing_made: Whether that is all that a target needs.
+        quick: Do not compare samples where this would take more than a moment.
     """
-    jobs = [
-        job
-        for level in dag.toposorted()
-        for job in sorted(level, key=lambda job: (job.rule.name, str(job.output)))
-        if is_stage(job.rule) and dag.needrun(job)
-    ]
-    plan = Plan(jobs, [], {}, {})
     found: dict[tuple[str, str], Cause] = {}
-    new = [job for job in jobs if _is_new(job, dag)]
-    for job in jobs:
-        for kind, text, *phase in _own(job, dag, plan, reasons):
+    causes = Causes([], {})
+    new: list[Currency] = []
+    removed: dict[str, Currency] = {}
+    made = {folder for one in running for folder in one.planned.folders}
+    for one in running:
+        # A job that failed has lost the files that it writes outside of its folders.
+        lost = [] if one.differences else one.missing_outputs
+        if one.missing and not one.planned.benchmark.is_file():
+            new.append(one)
+            own: Sequence[tuple[str, ...]] = _failure(one)
+        else:
+            lost += [Path(found.key) for found in one.differences if _is_lost(found)]
+            removed |= {str(path).removesuffix(f"/{MANIFEST}"): one for path in lost}
+            own = [*_failure(one), *_differences(one, made, causes, quick=quick)]
+        for kind, text, *phases in own:
             cause = found.setdefault((kind, text), Cause(kind, text))
-            cause.phases.update(phase)
-            if job not in cause.jobs:
-                cause.jobs.append(job)
+            cause.phases.update(phases)
+            if one not in cause.having:
+                cause.having.append(one)
+    causes.every = [*found.values()]
+    for cause in causes.every:
+        cause.text += _of_phases(cause)
     if new:
-        found["not made", ""] = Cause("not made", _describe_new(new, dag), new)
-    for cause in found.values():
-        cause.text += _of_phases(cause, plan)
-    missing = [one for one in found.values() if one.kind == "missing"]
-    plan.causes = [one for one in found.values() if one.kind != "missing"]
-    if missing:
-        names = sorted(one.text for one in missing)
-        plan.causes.append(Cause("missing", f"removed: {name_some(names)}", _jobs_of(missing)))
-    _add_followers(plan, dag)
-    return plan
+        all_new = nothing_made and len(new) == len(running)
+        text = "nothing is made yet" if all_new else f"not made yet: {name_some(_places(new))}"
+        causes.every.append(Cause("not made", text, new))
+    if removed:
+        text = f"removed: {name_some(sorted(removed))}"
+        causes.every.append(Cause("missing", text, [*dict.fromkeys(removed.values())]))
+    return causes
 
 
-def _own(
-    job: Any, dag: Any, plan: Plan, reasons: Mapping[Any, str] | None
+def values_of(one: Currency) -> list[Difference]:
+    """List the changed values of an artifact's settings, by their keys in the configuration."""
+    damaged = any(difference.kind == "file" for difference in one.differences)
+    if one.planned.stage == TRAINING and damaged:
+        return []  # they are what the damaged file says
+    values = [difference for difference in one.differences if difference.kind == "settings"]
+    if one.planned.stage == TRAINING:
+        values = [_of_training(value, one.planned.phase) for value in values]
+    return [each for value in values for each in with_defaults(value, one.planned.run)]
+
+
+def _of_training(value: Difference, phase: str) -> Difference:
+    """Return a value that a training compares, by its key in the configuration."""
+    section = "train." if value.key in TrainConfig.model_fields else ""
+    return replace(value, key=f"{section}{value.key}", phase=phase)
+
+
+def _differences(
+    one: Currency, made: Collection[Path], causes: Causes, *, quick: bool
 ) -> Iterator[tuple[str, ...]]:
-    """Yield kind and text of each cause that a job has itself, and the phase of a value."""
-    reason = dag.reason(job)
-    if _is_interrupted(job, dag):
-        yield "interrupted", f"was interrupted: {job_name(job)}"
-    elif reason.forced:
-        yield "forced", "asked for by --force, --forceall or --forcerun"
-    if _is_new(job, dag):
-        yield from _failure(job)
-        return
-    plan.values[job] = [*_by_key(job, find_value_changes(job, dag))]
-    for change in plan.values[job]:
-        yield "value", format_change(change), *filter(None, [change.phase])
-    if not reason.missing_output and (raised := version_change(dag.workflow.persistence, job)):
-        yield "version", f"{job.rule.name}: {describe_versions(*raised)}"
-    elif reason.code_changed:
-        yield "rule", f"{job.rule.name}: its rule was edited"
-    if any(_is_stale(path) for path in job.output):
-        yield from _failure(job) or [("failed", f"failed or was stopped before: {job_name(job)}")]
-    else:
-        yield from _inputs(job, dag, plan, reasons)
-    if reason.software_stack_changed:
-        yield "environment", "the environment changed"
-    yield from _missing(job, reason)
+    """Yield kind and text of each cause that an artifact has itself, and the phase of a value.
 
-
-def _is_interrupted(job: Any, dag: Any) -> bool:
-    """Return whether the last start of a job did not end; Snakemake forces it then."""
-    persistence = dag.workflow.persistence
-    keys = [persistence._get_key(path) for path in job.output]
-    return bool(persistence._filter_incomplete_keys(keys))
-
-
-def _is_new(job: Any, dag: Any) -> bool:
-    """Return whether a job has never made any of its outputs, as far as is recorded."""
-    missing = set(map(str, dag.reason(job).missing_output))
-    return missing == set(map(str, job.output)) and not any(
-        dag.workflow.persistence.metadata(path) for path in job.output
-    )
-
-
-def _describe_new(new: list[Any], dag: Any) -> str:
-    if len(new) == sum(is_stage(job.rule) for job in dag.jobs):
-        return "nothing is made yet"
-    folders = {
-        str(path.parents[1] if "phase" in job.wildcards.keys() else path.parent)  # noqa: SIM118
-        for job in new
-        for path in map(Path, map(str, job.output))
-        if path.name == MANIFEST
-    }
-    return f"not made yet: {name_some(sorted(folders))}"
-
-
-def _by_key(job: Any, changes: Iterable[Change]) -> Iterator[Change]:
-    """Name changed parameters by their keys in the configuration.
-
-    New phases are left out: their results are not made yet.
+    Args:
+        one: The artifact.
+        made: Folders that are made again, after which it runs anyway.
+        causes: Where the changes of samples go.
+        quick: As of find_causes.
     """
-    kind = SETTINGS.get(job.rule.name)
-    places = kind.paths(recorded=True) if kind else {}
-    for change in changes:
-        if change.old is NOT_SET and change.new is None:
-            continue
-        if change.key == FOLDERS:
-            names = [[Path(one).name for one in value] for value in (change.old, change.new)]
-            if not {*names[0]} <= {*names[1]}:
-                yield Change("phases", ", ".join(names[0]), ", ".join(names[1]))
-            continue
-        if change.key == "phase" and change.old is NOT_SET:
-            continue
-        name, *rest = change.key.split(".")
-        place = re.sub(r"^phases?\.(0\.)?", "", places.get(name, name))
-        yield replace(change, key=".".join([place, *rest]))
+    planned = one.planned
+    again, values = [], values_of(one)
+    for value in values:
+        if planned.stage == TRAINING and value.key in TRAINED_FROM:
+            again.append(planned.inputs[TRAINED_FROM[value.key]])
+        else:
+            yield "value", format_difference(value), *filter(None, [value.phase])
+    for found in one.differences:
+        if found.kind == "version":
+            yield "version", f"{found.key}: {describe_version(found)}"
+        elif found.kind == "input" and found.key in planned.inputs:
+            if found.old is not NOT_SET or not values:  # else a value has it read one more
+                again.append(planned.inputs[found.key])
+        elif found.kind == "input":
+            yield from _files(one, found, causes, quick=quick)
+    if names := sorted({str(folder) for folder in again if folder not in made}):
+        yield "file", f"made again since: {name_some(names)}"
+    damaged = [found for found in one.differences if found.kind == "file" and not _is_lost(found)]
+    if names := sorted(found.key for found in damaged):
+        edited = "checkpoint edited or damaged" if planned.stage == TRAINING else "damaged"
+        yield "damaged", f"{edited}: {name_some(names)}"
 
 
-def _of_phases(cause: Cause, plan: Plan) -> str:
-    """Name the phases of a changed value, unless it changed in every phase of its run."""
-    if not cause.phases:
-        return ""
-    every = {phase.name for phase in plan.config_of(cause.jobs[0]).phases}
-    if cause.phases == every:
-        return ""
-    return f" ({name_phases(cause.phases)})"
+TRAINED_FROM = {"base": "base", "data": "cache", "start": "start"}
+"""What a training compares of its inputs, by their names in the rule."""
 
 
-def _inputs(
-    job: Any, dag: Any, plan: Plan, reasons: Mapping[Any, str] | None
+def _files(
+    one: Currency, found: Difference, causes: Causes, *, quick: bool
 ) -> Iterator[tuple[str, str]]:
-    """Describe changed inputs that no planned job makes."""
-    reason = dag.reason(job)
-    if job.rule.name == PREPARE and (reason.updated_input or reason.input_changed):
-        output, data = str(job.output[0]), plan.config_of(job).data
-        changes = compare_samples(data, Path(output).parent, quick=reasons is not None)
+    """Describe changed files of users; of a dataset of images its samples."""
+    planned = one.planned
+    if found.key == planned.stage:
+        yield "file", f"not made by {planned.stage}: {planned.folders[0]}"
+        return
+    if planned.stage == PREPARE:
+        changes = compare_samples(planned.run.data, planned.folders[0], quick=quick)
         if changes is not None and (sentences := changes.sentences()):
-            plan.samples[output] = changes
+            causes.samples[one] = changes
             yield from (("samples", sentence) for sentence in sentences)
             return
-        if reasons is not None:
-            yield "file", reasons[job]
+        if quick:
+            yield from (("file", text) for text in describe(replace(one, differences=[found])))
             return
-    kinds = changed_files(job, dag, only_content=bool(plan.values[job]))
-    for kind, paths in kinds.items():
-        made = [path for path in paths if path.startswith(f"{RESULTS}/")]
-        if made and kind == "changed":  # others are those of phases that were added or removed
-            folders = sorted({str(Path(path).parent) for path in made})
-            yield "file", f"made again since: {name_some(folders)}"
-        if others := sorted(set(paths) - set(made)):
-            yield "file", f"{count(len(others), 'file')} {kind}: {name_some(others)}"
+    files = files_of(planned.settings).get(found.key, [])
+    kinds = dataset_files(one) if planned.stage == PREPARE else {}
+    made = _time(planned.folders[0] / MANIFEST)
+    if values_of(one) and files and all(_time(Path(file)) <= made for file in files):
+        return  # a value names other files
+    if not kinds and len(files) != 1:
+        some = f"of {count(len(files), 'file')} some changed: {name_some(sorted(files))}"
+        yield "file", some if files else f"changed: {found.key}"
+        return
+    for kind, paths in (kinds or {"changed": files}).items():
+        yield "file", f"{count(len(paths), 'file')} {kind}: {name_some(sorted(paths))}"
 
 
-def _started(job: Any, dag: Any) -> float | None:
-    """Return when the job last started, in seconds; None if that is not recorded."""
-    records = map(dag.workflow.persistence.metadata, job.output)
-    times = [one.starttime for one in records if one and one.starttime]
-    return min(times) if times else None
+def _is_lost(found: Difference) -> bool:
+    return found.kind == "file" and "missing" in str(found.new)
 
 
-def _missing(job: Any, reason: Any) -> Iterator[tuple[str, str]]:
-    """Describe removed and damaged results."""
-    every = sorted(map(str, reason.missing_output))
-    damaged = [path.removesuffix(DAMAGED) for path in every if path.endswith(DAMAGED)]
-    missing = [path for path in every if not path.endswith(DAMAGED)]
-    yield from (("missing", path.removesuffix(f"/{MANIFEST}")) for path in missing)
-    if damaged and job.rule.name == TRAINING:
-        yield "damaged", f"checkpoint edited or damaged: {name_some(damaged)}"
-    elif damaged:
-        yield "damaged", f"damaged: {name_some(damaged)}"
-
-
-def _is_stale(path: Any) -> bool:
-    """Return whether a failed job has left this earlier result."""
-    try:
-        return os.stat(path).st_mtime == LONG_AGO[1]
-    except OSError:
-        return False
-
-
-def _failure(job: Any) -> list[tuple[str, str]]:
-    """Describe how the job failed or was stopped the last time, if that is what it did last."""
-    if job.rule.name == TRAINING:
-        record = read_exit_record(Path(job.params["progress"]))
+def _failure(one: Currency) -> list[tuple[str, ...]]:
+    """Describe how a job failed or was stopped the last time, if that is what it did last."""
+    planned = one.planned
+    if planned.stage == TRAINING:
+        record = read_exit_record(planned.folders[0].with_name("progress"))
         if record is not None and record.code:
-            return [("failed", f"{job_name(job)} ended before: {record.reason.splitlines()[0]}")]
-    error = last_error([str(path) for path in job.log], {}, at_end=True)
-    return [("failed", f"{job_name(job)} failed before: {error[0]}")] if error else []
+            return [("failed", f"{planned.name} ended before: {record.reason.splitlines()[0]}")]
+    if _time(planned.log) <= _time(planned.benchmark):
+        return []  # it has succeeded since
+    error = last_error([str(planned.log)], {}, at_end=True)
+    return [("failed", f"{planned.name} failed before: {error[0]}")] if error else []
 
 
-def _jobs_of(causes: Iterable[Cause]) -> list[Any]:
-    return [*dict.fromkeys(job for cause in causes for job in cause.jobs)]
+def _time(path: Path) -> float:
+    return path.stat().st_mtime if path.is_file() else 0.0
 
 
-def _add_followers(plan: Plan, dag: Any) -> None:
-    """Give each cause the jobs that run after those that have it."""
-    places = {job: place for place, job in enumerate(plan.jobs)}
-    for cause in plan.causes:
-        reached: set[Any] = set()
-        waiting = [*cause.jobs]
-        while waiting:
-            job = waiting.pop()
-            if job not in reached:
-                reached.add(job)
-                waiting += _after(job, dag, places)
-        cause.followers = sorted(reached, key=places.__getitem__)
-    known = {job for cause in plan.causes for job in cause.followers}
-    if rest := [job for job in plan.jobs if job not in known]:
-        plan.causes.append(Cause("other", "the inputs changed", rest, followers=rest))
+def _places(new: Sequence[Currency]) -> list[str]:
+    """Name the folders of what is not made: of a phase, its own."""
+    folders = [(one.planned.phase, folder) for one in new for folder in one.planned.folders]
+    return sorted({str(folder.parent if phase else folder) for phase, folder in folders})
 
 
-def _after(job: Any, dag: Any, planned: Iterable[Any]) -> Iterator[Any]:
-    """List the planned jobs that run because this one does."""
-    for one, files in dag.depending[job].items():
-        if one in planned and files & dag.reason(one).updated_input_run:
-            yield one
+def _of_phases(cause: Cause) -> str:
+    """Name the phases of a changed value, unless it changed in every phase of its run."""
+    every = {phase.name for phase in cause.having[0].planned.run.phases}
+    return f" ({name_phases(cause.phases)})" if cause.phases and cause.phases != every else ""

@@ -19,7 +19,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.pipeline.why.samples import count
 
 if TYPE_CHECKING:
-    from zerotrain.cache.layout import Entry, Series
+    from zerotrain.cache.layout import Entry
     from zerotrain.config.data import DataConfig
     from zerotrain.config.stage_settings import CacheSettings
 
@@ -60,7 +60,6 @@ def count_encodes(
     base: Path,
     *,
     again: Collection[str] = (),
-    damaged: Collection[str] = (),
 ) -> Encodes:
     """Count what cache_latents would encode.
 
@@ -71,14 +70,13 @@ def count_encodes(
         settings: The settings of cache_latents.
         base: Folder of the base.
         again: The encoders that the base may have again: `images`, `captions`.
-        damaged: Names of damaged shards, whose items are encoded again.
     """
     data = settings.data
     views = choose_source_views(samples, size, data.aspect_buckets, data.resolutions)
     images = {item for one in zip(samples, views, strict=True) for item in _items(*one, data)}
     captions = {caption for one in samples for caption in one.captions}
     lacking = len(images), len(captions)
-    if stored := _stored(cache, damaged):
+    if stored := _stored(cache):
         found = _keys(cache, size, [*zip(samples, views, strict=True)], settings, base)
         missing = [len(keys - stored) for keys in found] if found else lacking
         lacking = (
@@ -135,27 +133,17 @@ def _device(cache: Path) -> str | None:
         return None
 
 
-def _stored(cache: Path, damaged: Collection[str]) -> set[str]:
-    """List the keys in the intact shards of a cache, and in what it keeps besides."""
+def _stored(cache: Path) -> set[str]:
+    """List the keys in the shards of a cache that are whole, and in what it keeps besides."""
     from safetensors import SafetensorError, safe_open
 
-    from zerotrain.cache.layout import key_of, read_index  # its package imports torch
+    from zerotrain.cache.layout import key_of  # its package imports torch
     from zerotrain.cache.orphans import orphan_shards
     from zerotrain.cache.writer import PARTIAL
 
+    shards = "*.safetensors"
     found: set[str] = set()
-    try:
-        index = read_index(cache)
-    except (OSError, ValueError):
-        index = None
-    if index is not None:
-        for entry in index.entries:
-            for series, name, keys in (
-                (index.latents, "latents", _latents_of(entry)),
-                (index.text, "text", _texts_of(entry)),
-            ):
-                found.update(key for key in keys if not _is_in(key, series, name, damaged))
-    for path in [*orphan_shards(cache), *cache.glob(f"{PARTIAL}/*.safetensors")]:
+    for path in [*cache.glob(shards), *orphan_shards(cache), *cache.glob(f"{PARTIAL}/{shards}")]:
         with suppress(OSError, SafetensorError), safe_open(path, framework="numpy") as shard:
             found.update(map(key_of, shard.keys()))
     return found
@@ -168,15 +156,6 @@ def _latents_of(entry: Entry) -> list[str]:
 
 def _texts_of(entry: Entry) -> list[str]:
     return [entry.text, *(entry.other_texts or ())]
-
-
-def _is_in(key: str, series: Series, name: str, shards: Collection[str]) -> bool:
-    """Return whether the shard of a key is one of these."""
-    if not shards:
-        return False
-    from zerotrain.cache.layout import shard_file, shard_number
-
-    return shard_file(name, shard_number(key, series.count), series.count) in shards
 
 
 def _bytes_each(cache: Path) -> tuple[int, int] | None:

@@ -7,25 +7,23 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from zerotrain.artifact import is_published, read_manifest
 from zerotrain.artifact.documents import DocumentError, read_json_lines, read_text
 from zerotrain.artifact.layout import LOG
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
+from zerotrain.pipeline.graph.artifacts import Planned
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 
 ENCODED = re.compile(r"^encoded (\d+) of \d+ latents, .*?(\d+) of \d+ captions", re.M)
 """What cache_latents prints at its end."""
 
 
-def past_seconds(job: Any) -> float | None:
-    """Return the seconds of the job's last run, else of another job of its rule in its run."""
-    if not job.benchmark:
-        return None
-    own = Path(str(job.benchmark))
-    others = sorted(own.parent.glob(f"{job.rule.name}.*.tsv"))
+def past_seconds(planned: Planned) -> float | None:
+    """Return the seconds of a job's last run, else of another job of its rule in its run."""
+    own = planned.benchmark
+    others = sorted(own.parent.glob(f"{planned.rule}.*.tsv"))
     return next((found for path in [own, *others] if (found := _benchmark(path))), None)
 
 
@@ -38,16 +36,13 @@ def _benchmark(path: Path) -> float | None:
     return seconds if math.isfinite(seconds) else None
 
 
-def items_encoded(job: Any) -> int | None:
-    """Return how many images and captions the last run of cache_latents encoded."""
-    for path in job.log:
-        try:
-            found = ENCODED.findall(read_text(Path(path), errors="replace"))
-        except (OSError, DocumentError):
-            continue
-        if found:
-            return sum(map(int, found[-1]))
-    return None
+def items_encoded(log: Path) -> int | None:
+    """Return how many images and captions the last run of cache_latents encoded, by its log."""
+    try:
+        found = ENCODED.findall(read_text(log, errors="replace"))
+    except (OSError, DocumentError):
+        return None
+    return sum(map(int, found[-1])) if found else None
 
 
 def seconds_per_step(phase: Path) -> float | None:

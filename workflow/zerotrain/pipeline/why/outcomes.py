@@ -1,16 +1,15 @@
-"""What follows from a plan, job by job: work, time and bytes."""
+"""What follows from a plan, stage by stage: work, time and bytes."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from zerotrain.artifact import MANIFEST, is_published, read
+from zerotrain.artifact import is_published, read
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.crop import centre_crop
@@ -20,23 +19,26 @@ from zerotrain.data.shares import count_epoch
 from zerotrain.data.source import Found
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolve import phase_spans
-from zerotrain.pipeline.rebuild import CACHE, TRAINED_AGAIN, TRAINING, describe_training
+from zerotrain.pipeline.graph.currency import Currency
+from zerotrain.pipeline.graph.reruns import Reruns
 from zerotrain.pipeline.switch.point import imported_state
-from zerotrain.pipeline.terminal.reasons import LAUNCH, job_name
 from zerotrain.pipeline.why import estimates
-from zerotrain.pipeline.why.causes import DAMAGED, PREPARE, Plan
+from zerotrain.pipeline.why.causes import PREPARE, TRAINED_FROM, TRAINING, Causes, values_of
 from zerotrain.pipeline.why.encodes import EVERY_KEY, TEXT_KEYS, Encodes, count_encodes
 from zerotrain.pipeline.why.estimates import PhaseForecast, forecast_phase
 from zerotrain.pipeline.why.samples import UNREAD, compare_samples, count
-from zerotrain.pipeline.why.training import foresee_training
+from zerotrain.pipeline.why.training import foresee_restoring, foresee_training
 from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing.progress_folder import saved_steps
 
 T = TypeVar("T")
 
-BASE, EXPORT = "build_base", "export_weights"
-SAME_CONTENT = {"version", "rule", "damaged", "missing", "interrupted", "forced", "environment"}
+BASE, CACHE, LAUNCH = "build_base", "cache_latents", "render_launch"
+EXPORT, EVALUATE = "export_weights", "evaluate"
+SAME_CONTENT = {"version", "rule", "damaged", "missing", "forced"}
 """Kinds of causes after which a stage most likely makes what it made before."""
+KEPT = "is kept if what it reads comes out equal"
+SECONDS_TO_KEEP = 1.0
 
 
 @dataclass
@@ -44,21 +46,23 @@ class Outcome:
     """What a job would do.
 
     Attributes:
-        job: Snakemake's job.
-        what: Its work in words; empty if its name says it.
+        made: The artifact.
+        what: The job's work in words; empty if its name says it.
         seconds: Estimated from earlier jobs; None if there was none.
         bytes: Estimated bytes that it writes; None if unknown.
         changes: Whether a training that reads its result would find another one.
+        equal: Whether its result most likely comes out as it is.
         encodes: What a cache's job encodes.
         forecast: Whether the time is the planner's forecast.
         ends: Whether it fails, or is not reached because a job before it fails.
     """
 
-    job: Any
+    made: Currency
     what: str
     seconds: float | None
     bytes: int | None
     changes: bool
+    equal: bool = False
     encodes: Encodes | None = None
     ends: bool = False
     forecast: bool = False
@@ -66,66 +70,73 @@ class Outcome:
     @property
     def name(self) -> str:
         """Name of the job."""
-        return job_name(self.job)
+        return self.made.planned.name
 
 
 class Outcomes:
-    """The outcomes of a plan's jobs, in the order of the graph.
+    """The outcomes of what runs, in the order of the graph.
 
     Args:
-        plan: The plan.
-        dag: Snakemake's graph.
+        reruns: What runs.
+        causes: Why.
     """
 
-    def __init__(self, plan: Plan, dag: Any) -> None:
-        self._plan = plan
-        self._dag = dag
-        self._found: dict[Any, Outcome] = {}
+    def __init__(self, reruns: Reruns, causes: Causes) -> None:
+        self._reruns, self._causes = reruns, causes
+        self._found: dict[Currency, Outcome] = {}
         self._forecasts: dict[tuple[str, str], PhaseForecast | None] = {}
-        makers = {TRAINING: self._training, CACHE: self._cache, PREPARE: self._dataset}
-        for job in plan.jobs:
-            if any(one.ends for one in self._before(job)):
-                self._found[job] = Outcome(job, "is not reached", 0.0, 0, False, ends=True)
-            else:
-                self._found[job] = makers.get(job.rule.name, self._other)(job)
+        for one in reruns.running:
+            self._found[one] = self._foresee(one)
 
     def __iter__(self) -> Iterator[Outcome]:
         return iter(self._found.values())
 
-    def of(self, job: Any) -> Outcome:
-        """Return the outcome of a job."""
-        return self._found[job]
+    def of(self, one: Currency) -> Outcome:
+        """Return the outcome of an artifact's job."""
+        return self._found[one]
 
-    def _before(self, job: Any, *rules: str) -> list[Outcome]:
-        """List the outcomes of the planned jobs whose results a job reads, of all rules or some."""
-        found = [self._found[one] for one in self._dag.dependencies[job] if one in self._found]
-        return [one for one in found if not rules or one.job.rule.name in rules]
+    def _foresee(self, one: Currency) -> Outcome:
+        before, own, stage = self._before(one), self._causes.kinds(one), one.planned.stage
+        if any(each.ends for each in before):
+            return Outcome(one, "is not reached", 0.0, 0, False, ends=True)
+        if stage == TRAINING:
+            return self._training(one)
+        equal = own <= SAME_CONTENT and all(each.equal for each in before)
+        if equal and not own:
+            return Outcome(one, KEPT, SECONDS_TO_KEEP, 0, False, equal=True)
+        makers = {CACHE: self._cache, PREPARE: self._dataset}
+        found = makers.get(one.planned.rule, self._other)(one)
+        found.equal = equal and stage != EVALUATE  # its seconds are in it
+        return found
 
-    def _differs(self, job: Any) -> bool:
+    def _before(self, one: Currency, *stages: str) -> list[Outcome]:
+        """List the outcomes of the jobs whose results a job reads, of all stages or some."""
+        found = [self._found[each] for each in self._reruns.before(one) if each in self._found]
+        return [each for each in found if not stages or each.made.planned.stage in stages]
+
+    def _differs(self, one: Currency) -> bool:
         """Return whether a job has a cause of its own that changes its result."""
-        return bool(self._own_kinds(job) - SAME_CONTENT)
+        return bool(self._causes.kinds(one) - SAME_CONTENT)
 
-    def _own_kinds(self, job: Any) -> set[str]:
-        return {cause.kind for cause in self._plan.causes if job in cause.jobs}
-
-    def _other(self, job: Any) -> Outcome:
-        run = self._plan.config_of(job)
+    def _other(self, one: Currency) -> Outcome:
+        planned = one.planned
         written: int | None = 0
-        if job.rule.name == EXPORT:
-            written = self._export_bytes(job)
-        elif job.rule.name.startswith("build_") and run.is_preset:
-            written = estimates.folder_bytes(Path(job.output[0]).parent, "base")
+        if planned.stage == EXPORT:
+            written = self._export_bytes(one)
+        elif planned.stage == BASE and planned.run.is_preset:
+            written = estimates.folder_bytes(planned.folders[0], "base")
         # A training reads the state alone, on which the values of an export have no effect.
-        own = job.rule.name != EXPORT and self._differs(job)
-        changes = own or any(one.changes for one in self._before(job))
-        return Outcome(job, "", estimates.past_seconds(job), written, changes)
+        own = planned.stage != EXPORT and self._differs(one)
+        changes = own or any(each.changes for each in self._before(one))
+        return Outcome(one, "", estimates.past_seconds(planned), written, changes)
 
-    def _export_bytes(self, job: Any) -> int | None:
+    def _export_bytes(self, one: Currency) -> int | None:
         """Return the bytes of weights and state, of this phase or of another of its run."""
-        known = _of_any_phase(Path(job.output[0]).parents[1], estimates.exported_bytes)
+        planned = one.planned
+        known = _of_any_phase(planned.folders[0].parent, estimates.exported_bytes)
         if known is not None:
             return known
-        found = self._forecast(self._plan.config_of(job), job.wildcards["phase"])
+        found = self._forecast(planned.run, planned.phase)
         return found.exports if found else None
 
     def _forecast(self, run: RunConfig, phase: str) -> PhaseForecast | None:
@@ -134,144 +145,124 @@ class Outcomes:
             self._forecasts[run.run, phase] = forecast_phase(run, phase)
         return self._forecasts[run.run, phase]
 
-    def _dataset(self, job: Any) -> Outcome:
-        changes = self._plan.samples.get(str(job.output[0]))
-        seconds = estimates.past_seconds(job)
+    def _dataset(self, one: Currency) -> Outcome:
+        changes = self._causes.samples.get(one)
+        seconds = estimates.past_seconds(one.planned)
         what = ""
         if changes is not None:
-            former = len(_samples(Path(job.output[0]).parent))
+            former = len(_samples(one.planned.folders[0]))
             what = f"checks {count(len(changes.samples), 'image')}"
             if seconds is not None and former:
                 seconds *= len(changes.samples) / former
-        others = self._own_kinds(job) - SAME_CONTENT - {"samples"}
+        others = self._causes.kinds(one) - SAME_CONTENT - {"samples"}
         differs = bool(others) or (changes is not None and not changes.trains_same)
-        return Outcome(job, what, seconds, 0, differs)
+        return Outcome(one, what, seconds, 0, differs)
 
-    def _cache(self, job: Any) -> Outcome:
-        run = self._plan.config_of(job)
-        cache, dataset = Path(job.output[0]).parent, Path(job.input["dataset"]).parent
-        values = {change.key for change in self._plan.values.get(job, ())}
-        own = self._own_kinds(job)
+    def _cache(self, one: Currency) -> Outcome:
+        planned, own = one.planned, self._causes.kinds(one)
+        values = {value.key for value in values_of(one)}
         trained = bool((EVERY_KEY | TEXT_KEYS) & values) or "file" in own
-        changes = trained or any(one.changes for one in self._before(job, PREPARE))
-        seconds, encodes = estimates.past_seconds(job), None
-        if not run.is_text:
-            present = self._present(job, run, dataset)
+        changes = trained or any(each.changes for each in self._before(one, PREPARE))
+        seconds, encodes = estimates.past_seconds(planned), None
+        if not planned.run.is_text:
             encodes = count_encodes(
-                *(cache, int(job.wildcards["size"]), present, CacheSettings.of(run)),
-                base=Path(job.input["base"]).parent,
-                again=self._encoders_again(job),
-                damaged=_damaged_names(self._dag.reason(job)),
+                planned.folders[0],
+                int(planned.folders[0].name),
+                self._present(one),
+                CacheSettings.of(planned.run),
+                base=planned.inputs["base"],
+                again=self._encoders_again(one),
             )
-            if seconds is not None and (last := estimates.items_encoded(job)):
+            if seconds is not None and (last := estimates.items_encoded(planned.log)):
                 seconds *= (encodes.images + encodes.captions) / last
         what = str(encodes) if encodes else "tokenises the text that is new"
         if "version" in own and encodes:
             what = "compares eight items of each kind, and " + what
-        return Outcome(job, what, seconds, encodes.bytes if encodes else None, changes, encodes)
+        written = encodes.bytes if encodes else None
+        return Outcome(one, what, seconds, written, changes, encodes=encodes)
 
-    def _encoders_again(self, job: Any) -> set[str]:
+    def _encoders_again(self, one: Currency) -> set[str]:
         """Name the encoders of a cache's base that it may have again: images, captions."""
-        bases = [one for one in self._before(job, *_bases(self._dag, job)) if one.changes]
-        changes = self._plan.samples.get(str(job.input["dataset"]))
-        # A preset's autoencoder is fitted to the training images alone.
-        same_images = changes is not None and changes.trains_same_images
+        bases = [each for each in self._before(one, BASE) if each.changes]
         if not bases:
             return set()
-        kept = same_images and not any(self._differs(one.job) for one in bases)
+        # A preset's autoencoder is fitted to the training images alone.
+        changes = self._causes.samples.get(self._dataset_of(one))
+        kept = changes is not None and changes.trains_same_images
+        kept = kept and not any(self._differs(each.made) for each in bases)
         return {"captions"} if kept else {"images", "captions"}
 
-    def _present(self, job: Any, run: RunConfig, dataset: Path) -> Sequence[Sample]:
+    def _dataset_of(self, one: Currency) -> Currency:
+        """Return the dataset that a cache is of."""
+        return next(each for each in self._reruns.before(one) if each.planned.stage == PREPARE)
+
+    def _present(self, one: Currency) -> Sequence[Sample]:
         """List the samples that the cache will have; before a first dataset, by their names."""
-        if changes := self._plan.samples.get(str(job.input["dataset"])):
+        prepared, data = self._dataset_of(one), one.planned.run.data
+        if changes := self._causes.samples.get(prepared):
             return changes.samples
-        prepared = self._before(job, PREPARE)
-        if any(self._plan.values.get(one.job) for one in prepared):  # other captions, perhaps
-            changes = compare_samples(run.data, dataset)
+        folder = prepared.planned.folders[0]
+        if values_of(prepared):  # other captions, perhaps
+            changes = compare_samples(data, folder)
             if changes is not None:
                 return changes.samples
-        if samples := _samples(dataset):
+        if samples := _samples(folder):
             return samples
-        found = [one for one in open_source(run.data).found() if one.reason is None]
-        return [_unread(one) for one in found]
+        return [_unread(entry) for entry in open_source(data).found() if entry.reason is None]
 
-    def _training(self, job: Any) -> Outcome:
-        folder = Path(job.output[0]).parents[1]
-        launch = next(one for one in self._dag.dependencies[job] if one.rule.name == LAUNCH)
-        run = self._plan.config_of(launch)
-        phase = run.phase(job.wildcards["phase"])
+    def _training(self, one: Currency) -> Outcome:
+        planned = one.planned
+        folder = planned.folders[0].parent
+        phase = planned.run.phase(planned.phase)
+        launch = next(each for each in self._reruns.before(one) if each.planned.stage == LAUNCH)
         values = [
-            change
-            for change in self._plan.values.get(launch, ())
-            if change.phase in ("", phase.name)
+            value
+            for value in [*values_of(launch), *values_of(one)]
+            if value.phase in ("", phase.name) and value.key not in TRAINED_FROM
         ]
-        before = self._before(job, CACHE, EXPORT, *_bases(self._dag, job))
-        other = self._differs(job) or any(one.changes for one in before)
-        own = self._own_kinds(job)
-        span = self._spans(run, job).get(phase.name)
-        found = foresee_training(phase, folder, span, values, other)
-        what, steps = found.what, found.steps
-        if steps == 0 and not found.refused and "missing" in own:
-            what = "publishes its checkpoint again, no step is trained"
-        if "damaged" in own:
-            what = describe_training(folder / "checkpoint").removeprefix(f"{TRAINING} ")
-            steps = _lost_steps(what, span)
-        size = _of_any_phase(folder, estimates.checkpoint_bytes)
-        rate = _of_any_phase(folder, estimates.seconds_per_step)
-        forecast = self._forecast(run, phase.name) if steps != 0 and size is None else None
-        kept = phase.train.keep if found.restarts or not _has_steps(folder) else 1
-        if steps == 0:
-            written: int | None = 0
-        elif size is not None:
-            written = kept * size
+        own, before = self._causes.kinds(one), self._before(one, CACHE, EXPORT, BASE)
+        other = "file" in own or any(each.changes for each in before)
+        span = self._spans(one).get(phase.name)
+        if own & {"damaged", "missing"} and not (values or other):
+            found = foresee_restoring(folder, span)
         else:
+            found = foresee_training(phase, folder, span, values, other)
+        steps = found.steps
+        seconds, foreseen = _training_seconds(one, steps), False
+        written: int | None = 0
+        if steps != 0:
+            size = _of_any_phase(folder, estimates.checkpoint_bytes)
+            forecast = self._forecast(planned.run, phase.name) if size is None else None
+            kept = phase.train.keep if found.restarts or not _has_steps(folder) else 1
             written = forecast.checkpoints if forecast else None
-        seconds = _training_seconds(job, folder, steps, rate)
-        foreseen = False
-        if seconds is None and steps and forecast and forecast.step:
-            seconds, foreseen = steps * forecast.step, True
+            if size is not None:
+                written = kept * size
+            if seconds is None and steps and forecast and forecast.step:
+                seconds, foreseen = steps * forecast.step, True
         changes = steps != 0 or found.other_end
         return Outcome(
-            *(job, what, seconds, written, changes), ends=found.refused, forecast=foreseen
+            *(one, found.what, seconds, written, changes, not changes),
+            ends=found.refused,
+            forecast=foreseen,
         )
 
-    def _spans(self, run: RunConfig, job: Any) -> dict[str, tuple[int, int]]:
+    def _spans(self, one: Currency) -> dict[str, tuple[int, int]]:
         """Return first and last step of a run's phases; empty if unknown data decide them."""
+        run = one.planned.run
         if not any(phase.until.endswith("epochs") for phase in run.phases):
             return phase_spans(run.phases, 1, _origin(run))
-        cache = Path(job.input["cache"]).parent
-        changes = self._plan.samples.get(str(cache.parents[1] / MANIFEST))
-        samples = changes.samples if changes else _samples(cache.parents[1])
-        train = [one for one in samples if one.split == "train"]
+        [cache] = [each for each in self._reruns.before(one) if each.planned.stage == CACHE]
+        dataset = self._dataset_of(cache)
+        changes = self._causes.samples.get(dataset)
+        samples = changes.samples if changes else _samples(dataset.planned.folders[0])
+        train = [each for each in samples if each.split == "train"]
         repeats, shares = (
-            np.array([getattr(one, name) for one in train]) for name in ("repeats", "share")
+            np.array([getattr(each, name) for each in train]) for name in ("repeats", "share")
         )
         epoch = count_epoch(repeats, shares, run.data.repeats)
         if run.is_text or not epoch:
             return {}
         return phase_spans(run.phases, epoch, _origin(run))
-
-
-def _lost_steps(what: str, span: tuple[int, int] | None) -> int | None:
-    """Return the steps that describe_training says are trained again; None if unknown."""
-    if TRAINED_AGAIN not in what:
-        return 0
-    if span is None:
-        return None
-    since = re.search(r"from step (\d+)", what)
-    return span[1] - (int(since[1]) if since else span[0])
-
-
-def _bases(dag: Any, job: Any) -> list[str]:
-    """Name the rules that build the base which a job reads: one of them, for each kind of run."""
-    rules = {one.rule.name for one in dag.dependencies[job]}
-    return [name for name in rules if name.startswith("build_")]
-
-
-def _damaged_names(reason: Any) -> set[str]:
-    """Name the damaged files of a job's folder."""
-    files = map(str, reason.missing_output)
-    return {Path(file.removesuffix(DAMAGED)).name for file in files}
 
 
 def _samples(dataset: Path) -> Sequence[Sample]:
@@ -307,16 +298,17 @@ def _of_any_phase(folder: Path, measure: Callable[[Path], T | None]) -> T | None
     return next((one for one in found if one is not None), None)
 
 
-def _training_seconds(
-    job: Any, folder: Path, steps: int | None, rate: float | None
-) -> float | None:
+def _training_seconds(one: Currency, steps: int | None) -> float | None:
     """Estimate a training: its start as the last time, and its steps as those logged."""
+    folder = one.planned.folders[0].parent
+    rate = _of_any_phase(folder, estimates.seconds_per_step)
     if steps == 0:
         return 0.0
     if steps is None or rate is None:
         return None
-    whole, trained = estimates.past_seconds(job), _of_any_phase(folder, estimates.trained_seconds)
-    return max(0.0, (whole or 0.0) - (trained or 0.0)) + steps * rate
+    trained = _of_any_phase(folder, estimates.trained_seconds) or 0.0
+    start = (estimates.past_seconds(one.planned) or 0.0) - trained
+    return max(0.0, start) + steps * rate
 
 
 def _has_steps(folder: Path) -> bool:

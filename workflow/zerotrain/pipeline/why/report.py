@@ -1,4 +1,4 @@
-"""`zerotrain why` plans as `snakemake -n` does, and explains the plan, as text or as JSON."""
+"""`zerotrain why`: what runs, why, and what follows, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from zerotrain.artifact.layout import RESULTS, runs_here
 from zerotrain.config.command_options import MAIN_CONFIG
-from zerotrain.config.runs import find_config, read_runs
-from zerotrain.config.suggestions import known_names
+from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
+from zerotrain.importers import enable_launch_files
 from zerotrain.machine.disk import size
-from zerotrain.pipeline.dvc.jobs import workflow_of
-from zerotrain.pipeline.why.causes import Plan, find_causes
+from zerotrain.pipeline.checks import read_checked_runs
+from zerotrain.pipeline.graph.artifacts import Artifacts
+from zerotrain.pipeline.graph.currency import Currency, refresh
+from zerotrain.pipeline.graph.reruns import Reruns, find_target
+from zerotrain.pipeline.graph.runs import Runs
+from zerotrain.pipeline.why.causes import Causes, find_causes
 from zerotrain.pipeline.why.outcomes import Outcome, Outcomes
 from zerotrain.pipeline.why.samples import count, name_some
 from zerotrain.training.reporting.display import format_duration
 
 SHOWN_BYTES = 100_000
 NOTHING = "nothing would run: everything is made from what is there now"
-RULES = "dataset", "base", "cache", "launch", "checkpoints", "weights", "evaluation", "train"
-"""The rules that are targets only (rules/targets.smk)."""
 
 
 def split_words(words: Sequence[str]) -> tuple[Path, str | None]:
@@ -61,63 +62,39 @@ def why(config: Path, target: str | None, *, as_json: bool = False) -> str:
 
     Args:
         config: The run's configuration, or a sweep's.
-        target: A rule, a file of the results or a phase; None: everything.
+        target: A rule, a stage, a file or folder of the results, or a phase; None: everything.
         as_json: Whether to answer with JSON.
 
     Raises:
-        PipelineError: there is no such target, or Snakemake cannot plan.
+        PipelineError: the configuration is wrong, or there is no such target.
     """
-    from snakemake.exceptions import MissingRuleException, WorkflowError
-
-    try:
-        with workflow_of(config, targets=targets_of(target, config), as_run=True) as workflow:
-            plan = find_causes(workflow.dag)
-            answer = document if as_json else text
-            return answer(plan, Outcomes(plan, workflow.dag))
-    except MissingRuleException as error:
-        names = [phase.name for run in read_runs(config).values() for phase in run.phases]
-        raise PipelineError(
-            f"{target}: neither a rule nor a file that a rule makes, nor a phase",
-            hint=known_names(str(target), [*RULES, *names], "targets"),
-        ) from error
-    except WorkflowError as error:
-        raise PipelineError(
-            f"snakemake cannot plan it: {error}", hint="fix it, and run this again"
-        ) from error
+    enable_launch_files()
+    artifacts = Artifacts(Runs(read_checked_runs(config)))
+    wanted = find_target(target or "train", [*artifacts.planned.values()])
+    reruns = Reruns(refresh(artifacts), wanted)
+    nothing_made = len(reruns.running) == len(reruns.needed)
+    causes = find_causes(reruns.running, nothing_made=nothing_made)
+    return (document if as_json else text)(reruns, causes, Outcomes(reruns, causes))
 
 
-def targets_of(target: str | None, config: Path) -> list[str]:
-    """Return Snakemake's targets; for a phase, as PHASE or RUN/PHASE, they are its results."""
-    if target is None:
-        return ["train"]
-    found = [
-        f"results/{run.run}/{phase.name}/{name}"
-        for run in read_runs(config).values()
-        for phase in run.phases
-        if target in (phase.name, f"{run.run}/{phase.name}", f"results/{run.run}/{phase.name}")
-        for name in ("weights/manifest.json", "state/manifest.json", "metrics.json")
-    ]
-    folder = Path(target) / "manifest.json"
-    return found or [str(folder) if folder.is_file() else target]
-
-
-def text(plan: Plan, outcomes: Outcomes) -> str:
+def text(reruns: Reruns, causes: Causes, outcomes: Outcomes) -> str:
     """Return the causes, each with the jobs that follow from it, and what they cost together."""
-    if not plan.jobs:
+    if not reruns.running:
         return NOTHING + "\n"
     lines: list[str] = []
-    shown: set[Any] = set()
-    for cause in plan.causes:
+    shown: set[Currency] = set()
+    for cause in causes.every:
         lines.append(cause.text)
-        new = [job for job in cause.followers if job not in shown]
-        lines += [f"  {_describe(outcomes.of(job))}" for job in new]
-        if again := len(cause.followers) - len(new):
+        following = reruns.following(cause.having)
+        new = [one for one in following if one not in shown]
+        lines += [f"  {_describe(outcomes.of(one))}" for one in new]
+        if again := len(following) - len(new):
             lines.append(f"  and {count(again, 'stage')} named above")
         shown.update(new)
     return "\n".join([*lines, *_totals([*outcomes])]) + "\n"
 
 
-def document(plan: Plan, outcomes: Outcomes) -> str:
+def document(reruns: Reruns, causes: Causes, outcomes: Outcomes) -> str:
     """Return the same as one JSON object. Unknown seconds and bytes are null."""
     every = [*outcomes]
     found = {
@@ -125,14 +102,14 @@ def document(plan: Plan, outcomes: Outcomes) -> str:
             {
                 "kind": cause.kind,
                 "text": cause.text,
-                "stages": [outcomes.of(job).name for job in cause.followers],
+                "stages": [one.planned.name for one in reruns.following(cause.having)],
             }
-            for cause in plan.causes
+            for cause in causes.every
         ],
         "stages": [
             {
                 "stage": one.name,
-                "rule": one.job.rule.name,
+                "rule": one.made.planned.rule,
                 "what": one.what,
                 "seconds": one.seconds,
                 "forecast": one.forecast,
@@ -142,12 +119,12 @@ def document(plan: Plan, outcomes: Outcomes) -> str:
             for one in every
         ],
         "samples": {
-            str(Path(manifest).parent): {
+            str(dataset.planned.folders[0]): {
                 kind: getattr(changes, kind)
                 for kind in ("images", "captions", "added", "removed", "renamed")
             }
             | {"unusable": [asdict(one) for one in changes.unusable]}
-            for manifest, changes in plan.samples.items()
+            for dataset, changes in causes.samples.items()
         },
         "seconds": sum(one.seconds or 0 for one in every),
         "bytes": sum(one.bytes or 0 for one in every),

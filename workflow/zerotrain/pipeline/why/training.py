@@ -10,13 +10,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from zerotrain.artifact.damage import find_damage
+from zerotrain.artifact.manifest import is_published, read_manifest
+from zerotrain.artifact.recipe import Difference
 from zerotrain.config.models import Phase
 from zerotrain.config.section import Role
+from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import keys_of
 from zerotrain.pipeline.switch.point import published_end
-from zerotrain.pipeline.terminal.changes import Change
 from zerotrain.training.checkpointing.preflight import LAUNCH_KEYS
-from zerotrain.training.checkpointing.progress_folder import saved_steps
+from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 
 SWITCHED = {"preset", *LAUNCH_KEYS}
 """Keys of a phase that only a switch may change once it has steps."""
@@ -42,7 +45,11 @@ class Training:
 
 
 def foresee_training(
-    phase: Phase, folder: Path, span: tuple[int, int] | None, changes: Iterable[Change], other: bool
+    phase: Phase,
+    folder: Path,
+    span: tuple[int, int] | None,
+    changes: Iterable[Difference],
+    other: bool,
 ) -> Training:
     """Foresee a phase's training.
 
@@ -53,7 +60,7 @@ def foresee_training(
         changes: Changed values that it trains with.
         other: Whether its data, its base or the state that it starts from is another.
     """
-    published = published_end(folder / "checkpoint")
+    published = _published_end(folder)
     saved = sorted({*saved_steps(folder / "progress"), *([published] if published else [])})
     if span is None:
         known = f"its {saved[-1]:,} steps" if saved else "nothing is trained yet"
@@ -86,7 +93,41 @@ def foresee_training(
     return Training(f"continues from step {newest:,} to {end:,}", end - newest)
 
 
-def counts(change: Change) -> bool:
+def foresee_restoring(folder: Path, span: tuple[int, int] | None) -> Training:
+    """Foresee the training of a phase whose checkpoint is removed or damaged.
+
+    Args:
+        folder: Its folder, results/RUN/PHASE.
+        span: Its first and last step; None if unknown.
+    """
+    progress = folder / "progress"
+    steps = [step for step in saved_steps(progress) if span is None or step <= span[1]]
+    whole = [step for step in steps if _is_whole(step_folder(progress, step))]
+    if not whole and (steps or is_published(folder / "checkpoint")):
+        return Training(f"is refused: {progress} holds no whole checkpoint either", 0, refused=True)
+    if not whole:
+        return Training("trains again from its start", span and span[1] - span[0])
+    if span is None or whole[-1] == span[1]:
+        return Training(f"publishes its step {whole[-1]:,} again, no step is trained", 0)
+    return Training(f"continues from step {whole[-1]:,} to {span[1]:,}", span[1] - whole[-1])
+
+
+def _published_end(folder: Path) -> int | None:
+    try:
+        return published_end(folder / "checkpoint")
+    except PipelineError:  # it is damaged
+        return None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Return whether all files of a rolling checkpoint are there, with their sizes."""
+    try:
+        return not any(find_damage(checkpoint, read_manifest(checkpoint, None).files, None))
+    except PipelineError:
+        return False
+
+
+def counts(change: Difference) -> bool:
     """Return whether a changed value of a phase, other than its end, is one that it trains with."""
     section, _, key = change.key.rpartition(".")
     if key in SWITCHED:

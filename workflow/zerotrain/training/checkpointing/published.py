@@ -8,14 +8,17 @@ identity, so that nothing is exported again for them.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, RECORDS, Artifact
+from zerotrain.artifact.recipe import Difference, Recipe
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.output import print_message
 from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing import conditions, set_aside
@@ -136,30 +139,53 @@ def _replace(
     )
 
 
+def differences(
+    inputs: Mapping[str, Artifact], progress: Path, checkpoint: Artifact
+) -> list[Difference]:
+    """List how what a phase trains differs from its published checkpoint, according to manifests.
+
+    No file is hashed and nothing is written: this is for planning, and the stage checks again.
+
+    Args:
+        inputs: The folders `launch`, `base`, `cache` and, if there is one, `start`.
+        progress: Folder of the phase's progress.
+        checkpoint: The published checkpoint.
+
+    Raises:
+        PipelineError: a file is missing or damaged.
+    """
+    launched = Inputs(read_run_yaml(inputs["launch"].path("run.yaml")), dict(inputs))
+    position = read_position(checkpoint, "checkpoint.json")
+    changed = _end_changes(checkpoint, position.step, launched.phase)
+    if set_aside.read_accepted(progress) != launched.trains:
+        recorded = conditions.read_conditions(checkpoint.folder)
+        changed |= conditions.changes(recorded, launched.trains)
+    return [Difference("settings", key, old, new) for key, (old, new) in changed.items()]
+
+
 def is_current(
     launch: Path, base: Path, cache: Path, start: Path | None, progress: Path, output: Path
 ) -> bool:
-    """Return whether a published checkpoint is what its phase trains, according to manifests.
-
-    Nothing is verified or written: this is for planning, and the stage checks again.
-    """
+    """Return whether a published checkpoint is whole and what its phase trains, by manifests."""
+    folders = {"launch": launch, "base": base, "cache": cache}
+    folders |= {} if start is None else {"start": start}
+    kinds = {"start": "state"}
     try:
-        parents = {
-            "base": artifact.read(base, "base", verify=False),
-            "cache": artifact.read(cache, "cache", verify=False),
+        inputs = {
+            name: artifact.read(folder, kinds.get(name, name), verify=False)
+            for name, folder in folders.items()
         }
-        if start is not None:
-            parents["start"] = artifact.read(start, "state", verify=False)
-        launched = artifact.read(launch, "launch", verify=False)
-        inputs = Inputs(read_run_yaml(launched.path("run.yaml")), parents)
-        checkpoint = artifact.read(output, KIND, verify=False)
-        position = read_position(checkpoint, "checkpoint.json")
-        recorded = conditions.read_conditions(output)
+        return not differences(inputs, progress, artifact.read(output, KIND, verify=False))
     except (PipelineError, OSError):
         return False
-    differing = conditions.changes(recorded, inputs.trains)
-    accepted = set_aside.read_accepted(progress) == inputs.trains
-    return _has_ended(checkpoint, position.step, inputs.phase) and (accepted or not differing)
+
+
+def publish_again(output: Path) -> None:
+    """Publish a current checkpoint again as it is: Snakemake waits for its manifest."""
+    artifact.read_manifest(output, KIND)
+    with writing(output):
+        os.utime(output / MANIFEST)
+    print_message(f"{output}: current, kept")
 
 
 def publish(
@@ -199,7 +225,8 @@ def publish(
         os.utime(output / MANIFEST)
         return
     parents = {name: one for name, one in inputs.parents.items() if name in PARENTS}
-    with artifact.publish(output, KIND, parents=parents) as draft:
+    recipe = Recipe("train_phase", int(recorded.ran_on.get("version") or 0), {}, {})
+    with artifact.publish(output, KIND, parents=parents, recipe=recipe) as draft:
         _link(rolling, draft)
         draft.content = content
 

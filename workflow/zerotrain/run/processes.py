@@ -1,0 +1,102 @@
+"""The processes of this machine that work in this folder: Snakemakes, and the stages they run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import psutil
+
+from zerotrain.config.command_options import MAIN_CONFIG
+from zerotrain.config.runs import read_runs
+from zerotrain.errors import PipelineError
+
+DRY_RUN = re.compile(r"--dry-?run|-[Ffkpt]*n[Ffkpqt]*")
+LOG_OPTION = "--log"
+"""With its value and a stage, the first words of each rule's `zerotrain`."""
+
+
+@dataclass(frozen=True)
+class Snakemake:
+    """A Snakemake that plans or runs jobs."""
+
+    pid: int
+    started: float
+    """Seconds since the epoch."""
+    runs: frozenset[str] | None
+    """The runs that it plans; None: its configuration cannot be read."""
+
+    def may_plan(self, run: str) -> bool:
+        """Return whether it plans a run, as far as is known."""
+        return self.runs is None or run in self.runs
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Those of a folder; of a cluster's other machines Slurm's queue and locks tell."""
+
+    snakemakes: tuple[Snakemake, ...]
+    logs: frozenset[Path]
+    """The logs of the stages that run, relative to the folder."""
+
+    def start_for(self, run: str) -> float | None:
+        """Return when the first Snakemake that may work on a run started; None without any."""
+        starts = [one.started for one in self.snakemakes if one.may_plan(run)]
+        return min(starts, default=None)
+
+
+def find_processes() -> Processes:
+    """Find those of the working directory; the machine is looked through once a second."""
+    return _find(os.getcwd(), int(time.monotonic()))
+
+
+@lru_cache(maxsize=1)
+def _find(folder: str, second: int) -> Processes:
+    snakemakes: list[Snakemake] = []
+    logs: set[Path] = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            words = process.cmdline()
+            log = _log_of_stage(words)
+            planned = "snakemake" in (Path(word).name for word in words[1:3])
+            if (log is None and not planned) or process.cwd() != folder:
+                continue
+            if log is not None:
+                logs.add(log)
+            elif not any(map(DRY_RUN.fullmatch, words)):
+                started = process.create_time()
+                runs = _planned(process.pid, started, _config_file(words))
+                snakemakes.append(Snakemake(process.pid, started, runs))
+    return Processes(tuple(snakemakes), frozenset(logs))
+
+
+def _log_of_stage(words: Sequence[str]) -> Path | None:
+    """Return the log of a stage that Snakemake started: python zerotrain --log FILE STAGE ..."""
+    place = next((place for place, word in enumerate(words[:5]) if word == LOG_OPTION), None)
+    if place is None or place + 2 >= len(words):
+        return None
+    return Path(os.path.normpath(words[place + 1]))
+
+
+@lru_cache(maxsize=64)
+def _planned(pid: int, started: float, file: Path) -> frozenset[str] | None:
+    """Return the runs of a Snakemake's configuration, read once for each process."""
+    try:
+        return frozenset(run.run for run in read_runs(file).values())
+    except (PipelineError, OSError):
+        return None
+
+
+def _config_file(words: Sequence[str]) -> Path:
+    """Return the first value of --configfile in a command line, else the main configuration."""
+    for place, word in enumerate(words):
+        option, _, value = word.partition("=")
+        if option in ("--configfile", "--configfiles"):
+            return Path(value or next(iter(words[place + 1 : place + 2]), MAIN_CONFIG))
+    return Path(MAIN_CONFIG)

@@ -1,0 +1,216 @@
+"""What did it cost: time, memory, throughput and disk, with the planner's forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerotrain.evaluation.results import compare_metrics, format_metric, spread
+from zerotrain.machine.host import gib
+from zerotrain.machine.output import format_figure
+from zerotrain.run.curves import Curves
+from zerotrain.run.phase import PhaseView
+from zerotrain.run.report.figures import Curve, draw_bars, draw_curves
+from zerotrain.run.report.health import change_steps
+from zerotrain.run.report.lineage import Node
+from zerotrain.run.report.memory import GIB, KINDS, memory_of_ranks, memory_panels
+from zerotrain.run.report.parts import Chapter, Missing, Panel, Table
+from zerotrain.run.view import RunView
+
+PARTS = ("data", "forward", "backward", "optimizer", "validation", "save", "other")
+"""Parts of a training's time, in the order of a step."""
+MOST_LINES = 150
+LEAST_SHARE = 0.01
+"""Smallest share of a folder in the run's bytes that has a bar."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The bytes of a folder."""
+
+    name: str
+    whole: int
+    own: int
+    """Bytes that no folder before it has: the rest are other names of the same files."""
+
+
+def count_costs(view: RunView, nodes: Sequence[Node], forecast: Panel | str) -> Chapter:
+    """Return the chapter about time, memory and disk.
+
+    Args:
+        view: The run.
+        nodes: Its folders and those that it was made from.
+        forecast: The planner's forecast, or a sentence that says why it is missing.
+    """
+    missing = Missing()
+    panels = [
+        *_resources(view, missing),
+        *_times(view, missing),
+        *memory_panels(view, missing),
+        *_throughput(view, missing),
+        *_disk(view, nodes, missing),
+    ]
+    if isinstance(forecast, str):
+        missing.note(forecast)
+    else:
+        panels.append(forecast)
+    return Chapter(
+        "cost", "What did it cost?", [*panels, *_numbers(view.curves)], missing.sentences
+    )
+
+
+def _resources(view: RunView, missing: Missing) -> Iterator[Panel]:
+    measured = [phase for phase in view.started if phase.metrics]
+    split = {f"{part}_seconds" for part in PARTS}  # the next panel has them
+    metrics = [{k: v for k, v in p.metrics.items() if k not in split} for p in measured]
+    rows = compare_metrics(metrics, learned=False)
+    if not rows:
+        missing.note("No evaluation has recorded time or memory.")
+        return
+    head = ["", *(f"phase {phase.name}" for phase in measured)]
+    yield Panel("Time and memory of each phase", table=Table(rows, head, numbers=True))
+
+
+def _times(view: RunView, missing: Missing) -> Iterator[Panel]:
+    timed = [phase for phase in view.started if any(_seconds(phase, part) for part in PARTS)]
+    if not timed:
+        missing.note("The time of the parts of a step was not recorded.")
+        return
+    parts = {part: [_seconds(phase, part) for phase in timed] for part in PARTS}
+    parts = {part: values for part, values in parts.items() if any(values)}
+    wholes = [sum(values) for values in zip(*parts.values(), strict=True)]
+    rows = [
+        [part, *(f"{v:.1f} s ({v / whole:.0%})" for v, whole in zip(values, wholes, strict=True))]
+        for part, values in parts.items()
+    ]
+    rows.append(["in all", *(f"{whole:.1f} s" for whole in wholes)])
+    text = [_describe_split(phase, parts, number) for number, phase in enumerate(timed)]
+    alt = "Seconds of each part of the training time, for each phase"
+    picture = draw_bars(alt, "seconds", [phase.name for phase in timed], parts)
+    head = ["part of a step", *(f"phase {phase.name}" for phase in timed)]
+    table = Table(rows, head, numbers=True)
+    yield Panel("Where the time went", text, picture, table)
+
+
+def _describe_split(phase: PhaseView, parts: dict[str, list[float]], number: int) -> str:
+    whole = sum(values[number] for values in parts.values())
+    part, most = max(((p, values[number]) for p, values in parts.items()), key=lambda one: one[1])
+    return (
+        f"{phase.name} trained for {format_metric('_seconds', whole)}, of which {part} "
+        f"took {most / whole:.0%}."
+    )
+
+
+def _seconds(phase: PhaseView, part: str) -> float:
+    return float(phase.costs.get(f"{part}_seconds", 0.0))
+
+
+def _throughput(view: RunView, missing: Missing) -> Iterator[Panel]:
+    log = view.curves
+    rates = log.series("samples_per_second")
+    if not rates:
+        missing.note("The log has no throughput.")
+        return
+    text = []
+    for span in log.spans:
+        own = [value for _, value in log.series("samples_per_second", span.phase)]
+        if own:
+            middle = sorted(own)[len(own) // 2]
+            text.append(
+                f"{span.phase}: {format_figure(middle)} samples per second in the middle line of "
+                f"the log, {format_figure(min(own))} to {format_figure(max(own))} over all lines."
+            )
+    curve = Curve("samples per second", rates)
+    alt = "Samples per second over the steps of all phases"
+    picture = draw_curves(
+        alt, "samples per second", [curve], log.spans, change_steps(view), bottom=0
+    )
+    yield Panel("Throughput", text, picture)
+
+
+def _disk(view: RunView, nodes: Sequence[Node], missing: Missing) -> Iterator[Panel]:
+    folders = {node.path.as_posix(): node.path for node in nodes if node.artifact}
+    for phase in view.started:
+        progress = phase.places.progress
+        if progress.is_dir():
+            folders[progress.as_posix()] = progress
+    if not folders:
+        missing.note("No folder of the run is here.")
+        return
+    taken = measure_disk(folders)
+    whole = sum(one.own for one in taken)
+    text = [f"{gib(whole)} in all."]
+    if any(one.own < one.whole for one in taken):
+        text.append(
+            "A checkpoint and the newest rolling one in progress/ are two names of the same files "
+            "(hard links), which are counted once."
+        )
+    alt = "Bytes on disk of each folder"
+    rows = [[one.name, gib(one.own), gib(one.whole)] for one in taken]
+    unit, name = (GIB, "GiB") if whole >= GIB else (2**20, "MiB")
+    large = [one for one in taken if one.own >= LEAST_SHARE * whole]
+    bars = {"": [one.own / unit for one in large]}
+    picture = draw_bars(alt, name, ["/".join(Path(one.name).parts[-2:]) for one in large], bars)
+    table = Table(rows, ["folder", "adds", "size of its files"], numbers=True)
+    yield Panel("Disk", text, picture, table)
+
+
+def measure_disk(folders: dict[str, Path]) -> list[Taken]:
+    """Return the bytes of folders by their names; a file with several names is counted once.
+
+    A cache in a dataset's folder is not counted to the dataset.
+    """
+    seen: set[tuple[int, int]] = set()
+    roots = set(folders.values())
+    return [_measure(name, folder, roots - {folder}, seen) for name, folder in folders.items()]
+
+
+def _measure(name: str, folder: Path, others: set[Path], seen: set[tuple[int, int]]) -> Taken:
+    whole = own = 0
+    waiting = [folder]
+    while waiting:
+        for path in waiting.pop().iterdir():
+            if path.is_symlink():
+                continue
+            if path.is_dir():
+                waiting += [] if path in others else [path]
+                continue
+            found = path.stat()
+            whole += found.st_size
+            if (found.st_dev, found.st_ino) not in seen:
+                seen.add((found.st_dev, found.st_ino))
+                own += found.st_size
+    return Taken(name, whole, own)
+
+
+def _numbers(log: Curves) -> Iterator[Panel]:
+    keys = [key for key in ("seconds", "samples_per_second") if log.series(key)]
+    kinds = [kind for kind in KINDS if log.series(f"{kind}_bytes")]
+    lines = [line for line in log.steps if "host_bytes" in line or any(k in line for k in keys)]
+    if not lines:
+        return
+    parts = [f"seconds_{part}" for part in PARTS if log.series(f"seconds_{part}")]
+    shown = spread(lines, MOST_LINES)
+    rows = [
+        [
+            *(line["phase"], f"{line['step']}"),
+            *(_number(line.get(key)) for key in keys),
+            *(" ".join(map(_number, memory_of_ranks(line, kind))) for kind in kinds),
+            *(_number(line.get(part)) for part in parts),
+        ]
+        for line in shown
+    ]
+    text = (
+        f"{len(shown):,} of the {len(lines):,} lines of the log; parts are seconds of a step, "
+        "bytes those of each process by rank."
+    )
+    head = ["phase", "step", *keys, *(f"{kind}_bytes" for kind in kinds), *parts]
+    table = Table(rows, head, numbers=True)
+    yield Panel("The numbers of these curves", [text], table=table, shown=False)
+
+
+def _number(value: object) -> str:
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.6g}" if isinstance(value, float) else ""
