@@ -18,6 +18,7 @@ import types
 from pathlib import Path
 
 from zerotrain import artifact
+from zerotrain.artifact.leftovers import remove_manifest
 from zerotrain.artifact.recipe import Recipe
 from zerotrain.artifact.stage_versions import VERSIONS
 
@@ -108,6 +109,7 @@ def train_phase(launch, base, cache, start, progress, output):
         saved = progress / "step-00000100"
         saved.mkdir(parents=True)
         (saved / "manifest.json").write_text("{}")
+        remove_manifest(output)
         print("plain: unfinished: stopped on request at step 100 of 300", file=sys.stderr)
         return 85
     inputs = read_inputs(launch, base, cache, start)

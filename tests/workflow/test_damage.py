@@ -112,6 +112,15 @@ def test_graph_a_removed_folder_is_made_again(built: Project) -> None:
     assert built.planned("train") == {"report": 1}
 
 
+def test_the_weights_of_a_phase_that_is_trained_further_are_planned(built: Project) -> None:
+    """Though they are there, made of the checkpoint before, and no other target asks for it."""
+    weights = "results/tiny/offload/weights/manifest.json"
+    built.edit("config/config.yaml", "until: 700", "until: 800")
+    assert built.snakemake("--cores", "1", "train", STOP="train_phase").returncode == 1
+    assert built.planned(weights) == {"train_phase": 1, "export_weights": 1}
+    assert built.planned("train") == LAST_STAGES | {"export_weights": 1, "evaluate": 1}
+
+
 @pytest.mark.slow
 def test_another_version_of_the_training_is_reported_and_trains_nothing(built: Project) -> None:
     """In one line of each plan; of a stage whose results stay."""

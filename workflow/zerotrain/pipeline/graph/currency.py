@@ -22,6 +22,7 @@ from pathlib import Path
 
 from zerotrain.artifact.damage import MANIFEST, find_damage
 from zerotrain.artifact.documents import DocumentError, read_text
+from zerotrain.artifact.layout import ROLLING
 from zerotrain.artifact.leftovers import (
     is_kept,
     keep_manifest,
@@ -36,7 +37,10 @@ from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import check_writable
 from zerotrain.pipeline.graph.artifacts import Artifacts, Planned
 from zerotrain.pipeline.graph.files import digests
+from zerotrain.training.checkpointing.progress_folder import saved_steps
 
+UNFINISHED = "unfinished"
+"""In place of the identity of a checkpoint that a phase will publish at its end."""
 KEPT = ("train_phase", "export_weights")
 """Stages that another version of reruns nothing: only a user's edit trains again."""
 
@@ -92,9 +96,13 @@ class _Look:
         self.read = cache(_read)
 
     def identity(self, folder: Path) -> str:
-        """Return the identity of a folder, or that it is unknown."""
+        """Return the identity of a folder, or that it is unknown, or unfinished: then what was made
+        of its former content is not current."""
         found = self.read(folder)
-        return found.identity if isinstance(found, Artifact) else UNKNOWN
+        if isinstance(found, Artifact):
+            return found.identity
+        unfinished = folder.name == "checkpoint" and saved_steps(folder.with_name(ROLLING))
+        return UNFINISHED if unfinished and found is None else UNKNOWN
 
 
 def _read(folder: Path) -> Artifact | DocumentError | PipelineError | None:
