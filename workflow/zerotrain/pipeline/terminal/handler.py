@@ -45,7 +45,7 @@ NOT_SHOWN = re.compile(
     r"|Shutting down, this might|Elapsed time: |Some jobs were triggered by provenance"
     r"|Rules with provenance triggered jobs|Reasons:\n"
     r"|Assuming unrestricted shared filesystem|Exiting because a job execution failed"
-    r"|\d+ jobs? ha(?:s|ve) (?:missing|outdated) provenance|Rules with (?:missing|outdated) metadata"
+    r"|\d+ jobs have (?:missing|outdated) provenance|Rules with (?:missing|outdated) metadata"
     r"|Provided |Rules claiming more threads|Job rate limit reached"
 )
 """Snakemake's messages that are uninformative or that our lines replace."""
