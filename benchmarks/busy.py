@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from families import config, write_images
+from settings import settings_of
 from step import middle
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,15 +62,23 @@ def prepare(folder: Path) -> tuple[str, ...]:
     }
     (folder / "run.json").write_text(json.dumps(run), encoding="utf-8")
     data, base, cache, launch = (f"{name}/manifest.json" for name in ("data", "base", "cache", "l"))
-    made_from = ("--config", "run.json", "--dataset", data)
-    call(folder, "prepare_dataset", "--config", "run.json", "--output", data)
-    call(folder, "build_base", *made_from, "--output", base)
-    call(folder, "cache_latents", *made_from, "--size", 32, "--base", base, "--output", cache)
-    rendered = ("--phase", "plain", "--preset", ROOT / "config/launch/torch.yaml")
-    call(folder, "render_launch", *made_from, *rendered, "--output", launch)
+    outputs = {
+        "prepare_dataset": ("--output", data),
+        "build_base": ("--dataset", data, "--output", base),
+        "cache_latents": ("--dataset", data, "--size", 32, "--base", base, "--output", cache),
+        "render_launch": (
+            *("--dataset", data, "--preset", ROOT / "config/launch/torch.yaml"),
+            *("--output", launch),
+        ),
+    }
+    for stage, words in outputs.items():
+        phase = "plain" if stage == "render_launch" else ""
+        with contextlib.chdir(folder):
+            settings = settings_of(stage, Path("run.json"), phase)
+        call(folder, stage, "--settings", settings, *words)
     inputs = ("--launch", launch, "--base", base, "--cache", cache)
-    outputs = ("--progress", "made", "--output", "made/checkpoint/manifest.json")
-    return ("train_phase", *inputs, *outputs)
+    made = ("--progress", "made", "--output", "made/checkpoint/manifest.json")
+    return ("train_phase", *inputs, *made)
 
 
 @contextlib.contextmanager

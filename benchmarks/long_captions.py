@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 import yaml
 from PIL import Image
+from settings import settings_of
 
 from zerotrain import artifact
 from zerotrain.cache.encoding import Encoding
@@ -94,10 +95,12 @@ def main() -> None:
             folder = Path(temporary) / name
             configs[name] = config = prepare(folder, words, options.count)
             dataset, base = folder / "dataset", folder / "base"
-            run("prepare_dataset", "--config", config, "--output", dataset)
-            run("build_base", "--config", config, "--dataset", dataset, "--output", base)
+            made = ("prepare_dataset", "build_base", "cache_latents")
+            prepares, builds, caches = (("--settings", settings_of(one, config)) for one in made)
+            run("prepare_dataset", *prepares, "--output", dataset)
+            run("build_base", *builds, "--dataset", dataset, "--output", base)
             said = run(
-                *("cache_latents", "--config", config, "--size", SIDE, "--dataset", dataset),
+                *("cache_latents", *caches, "--size", SIDE, "--dataset", dataset),
                 *("--base", base, "--output", folder / "cache"),
             )
             lines[name] = len([line for line in said.replace("\r", "\n").splitlines() if line])

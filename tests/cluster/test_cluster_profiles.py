@@ -26,7 +26,7 @@ ONCE = """\
 #!/bin/sh
 # zerotrain --log FILE STAGE ...: what the file once-STAGE says, if it is there, but once.
 if mv "once-$3" "done-$3" 2>/dev/null; then . "./done-$3"; fi
-exec {python} -IS {fake} "$@"
+exec {python} {fake} "$@"
 """
 CONFIG = """\
 run: tiny

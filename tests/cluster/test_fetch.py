@@ -28,9 +28,10 @@ from PIL import Image
 from pyarrow import parquet
 from tests.builders.refusals import refused
 from tests.builders.runs import make_run
+from tests.builders.settings import write_settings
 
 from zerotrain.config.data import DataConfig
-from zerotrain.config.read import parse_config
+from zerotrain.config.read import parse_config, read_config
 from zerotrain.data.hub_datasets import hub_rows
 from zerotrain.errors import PipelineError
 from zerotrain.models.base_places import BaseFiles
@@ -145,7 +146,9 @@ def test_a_fetched_model_needs_no_hub(hub, tmp_path):
     asked.clear()
     run(tmp_path, address, "zerotrain fetch config.json --to shared")
     assert [line for line in asked if line.startswith("GET") and "/resolve/" in line] == []
-    build = "zerotrain build_base --config config.json --output base"
+    run_config = read_config(tmp_path / "config.json")
+    file = write_settings(tmp_path / "settings.json", "build_base", run_config)
+    build = f"zerotrain build_base --settings {file} --output base"
     asked.clear()
     told = run(tmp_path, "http://127.0.0.1:9", f"source shared/env.sh; {build}")
     assert (tmp_path / "base/manifest.json").is_file(), told
@@ -207,7 +210,9 @@ def test_a_fetched_dataset_needs_no_hub(
     )
     raw["data"]["path"] = "owner/words"
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    prepare = "zerotrain prepare_dataset --config config.json --output dataset"
+    run_config = read_config(tmp_path / "config.json")
+    file = write_settings(tmp_path / "settings.json", "prepare_dataset", run_config)
+    prepare = f"zerotrain prepare_dataset --settings {file} --output dataset"
     with served(tmp_path / "words") as (address, asked):
         told = run(tmp_path, address, "zerotrain fetch config.json --to shared")
         assert "dataset owner/words, split train" in told, (told, asked)

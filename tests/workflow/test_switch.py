@@ -14,7 +14,6 @@ from tests.builders.refusals import refusal
 from tests.builders.states import publish_checkpoint
 from tests.workflow.conftest import create
 
-from zerotrain.errors import EXIT_USER_ERROR
 from zerotrain.pipeline import snakemake
 
 CONFIG = "config/config.yaml"
@@ -247,18 +246,20 @@ def test_a_second_switch_gets_a_name_of_its_own(stopped):
 
 @pytest.mark.slow
 def test_what_a_killed_switch_began_ends_with_it(stopped):
-    """Else its Snakemake would publish for no one; it cannot remove its lock, and the next command
-    says what does."""
+    """Else its Snakemake would publish for no one. If it could not remove its lock any more, the
+    next command says what does."""
     words = (sys.executable, "-m", "zerotrain", "switch", "tiny", "--to", "zero2")
     process = stopped.hang("export_weights", *words)
     process.kill()
     process.wait()
     wait_for_end(stopped)
-    refused = stopped.command(*words)
-    assert refused.returncode == EXIT_USER_ERROR
-    assert "--unlock" in refused.stdout
-    stopped.must("snakemake", "--unlock")
-    printed = stopped.must(*words)
+    done = stopped.command(*words)
+    if done.returncode:
+        assert "--unlock" in done.stdout
+        stopped.must("snakemake", "--unlock")
+        done = stopped.command(*words)
+    printed = done.stdout
+    assert done.returncode == 0, printed
     assert "was killed before its end; it is completed" in printed
     assert (stopped.folder / CONFIG).read_text().count("plain-zero2") == 1
     assert stopped.calls().count("export_weights") == 2

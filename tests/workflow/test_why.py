@@ -55,8 +55,9 @@ def damage_results(project) -> None:
 CAUSES = {
     # The fake lists no samples: tests/why/test_causes.py has those of a real dataset.
     edit_samples: [
-        "2 files changed: photos/cat.txt, photos/dog.png",
-        "2 files new: photos/cow.png, photos/cow.txt",
+        "1 caption changed: cat.png",
+        "1 image added: cow.png",
+        "1 image changed: dog.png",
     ],
     edit_values: [
         "1 file changed: config/launch/zero2_offload.yaml",
