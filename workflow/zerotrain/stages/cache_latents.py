@@ -76,6 +76,7 @@ def cache_latents(
         PipelineError: an image changed since prepare_dataset, a result is not finite, a shard
             cannot hold one, or the base takes another number of conditioning images.
     """
+    _report_kept_base(dataset, base)
     family = load_family(settings.family)
     if family.modality == "text":
         cache_text(settings, family, size, dataset, base, output, recipe)
@@ -209,6 +210,17 @@ def cache_latents(
     for limit in limits:
         print(f"{limit.describe('captions', settings.long_captions)} ({output / LONG_CAPTIONS})")
     print(f"encoded {counts}; the rest was in the cache")
+
+
+def _report_kept_base(dataset: Path, base: Path) -> None:
+    """Report a preset that was built for the dataset before an edit; it stays."""
+    built_for = artifact.read_manifest(base, "base").parents.get("dataset", {}).get("identity")
+    if built_for not in (None, artifact.read_manifest(dataset, "dataset").identity):
+        print(
+            f"{base}: kept as it is, built for the dataset before the edit; `snakemake --forcerun "
+            "build_base` builds it again, and then all is encoded and trained again",
+            file=sys.stderr,
+        )
 
 
 def _latents(entries: Sequence[Entry]) -> list[str]:
