@@ -154,7 +154,7 @@ def test_values_that_do_not_exist_start_nothing(choice: SwitchChoice) -> None:
 
 
 def test_a_snakemake_of_a_shell_is_found_and_interrupted(run: WatchedRun) -> None:
-    """By the run that its configuration names; another run's goes on, and none starts meanwhile."""
+    """By the run that its configuration names; another run's continues, none starts meanwhile."""
     WatchedRun("dogs")
     with sleeping("snakemake", "--configfile", str(run.file)) as started:
         assert "nothing of it runs" in refusal(stop, "dogs")

@@ -22,7 +22,7 @@ from zerotrain.config.stage_settings import (
     PrepareSettings,
     ReportSettings,
 )
-from zerotrain.errors import EXIT_USER_ERROR
+from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.pipeline.graph import resources as graph_resources
 from zerotrain.pipeline.graph.artifacts import Artifacts
 from zerotrain.pipeline.graph.files import digests, files_of
@@ -265,6 +265,9 @@ def test_a_settings_file_gives_back_what_was_written(run, stage: str) -> None:
     assert read == settings
     assert settings_file.render(stage, read) == text
     assert (file.rebuild, settings_file.read_mark(path)) == (None, None)
+    other = next(one for one in SETTINGS if one != stage)
+    with pytest.raises(PipelineError, match=f"has the settings of {stage}, not of {other}"):
+        settings_file.read_settings(path, other)
 
 
 def test_an_option_is_left_out_with_its_input() -> None:

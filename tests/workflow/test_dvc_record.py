@@ -196,7 +196,7 @@ def test_what_cannot_be_recorded_fails_no_run(recorded, harm, sentence) -> None:
 
 
 def test_a_dvc_yaml_of_another_configuration_is_named(recorded) -> None:
-    """After an edit that changes the stages one line says so, and `generate` mends it; a stage of
+    """After an edit that changes the stages one line says so, `generate` writes it; a stage of
     the user's own stays."""
     own = "  mine:\n    cmd: echo mine\n    deps: [photos]\n"
     recorded.edit("dvc.yaml", "stages:\n", f"stages:\n{own}")

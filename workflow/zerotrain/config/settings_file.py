@@ -47,11 +47,15 @@ def read_settings(path: Path, stage: str) -> tuple[StageSettings, SettingsFile]:
     """Read the settings of a stage.
 
     Raises:
-        PipelineError: the file is missing or damaged.
+        PipelineError: the file is missing, damaged, or of another stage.
     """
     if not path.exists():
         raise PipelineError(f"{path}: no such file with settings of {stage}", hint=AGAIN)
     found = check_type(read_object(path), SettingsFile, path, hint=AGAIN)
+    if found.stage != stage:
+        raise PipelineError(
+            f"{path}: has the settings of {found.stage}, not of {stage}", hint=AGAIN
+        )
     kind = SETTINGS[stage]
     return check_type(found.settings, kind, path, hint=AGAIN), found
 

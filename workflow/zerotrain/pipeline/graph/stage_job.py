@@ -15,7 +15,6 @@ from typing import Any
 from zerotrain.artifact import MANIFEST, read_manifest
 from zerotrain.artifact.damage import find_damage
 from zerotrain.artifact.recipe import Recipe, differences, recipe_of
-from zerotrain.artifact.stage_versions import VERSIONS
 from zerotrain.config import settings_file
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import writing
@@ -51,9 +50,9 @@ class StageJob:
         settings, found = settings_file.read_settings(file, stage)
         read = {name: read_manifest(folder, None) for name, folder in inputs.items() if folder}
         identities = {name: one.identity for name, one in read.items()}
-        recipe = Recipe(stage, VERSIONS[stage], settings.recorded(), identities)
-        rebuild = found.rebuild is not None
-        return cls(settings, recipe.with_inputs(digests(settings, output)), rebuild)
+        known = {**identities, **digests(settings, output)}
+        recipe = settings_file.recipe(stage, settings).with_inputs(known)
+        return cls(settings, recipe, rebuild=found.rebuild is not None)
 
     def keep(self, *folders: Path, copies: Mapping[Path, Path] | None = None) -> bool:
         """Publish the folders again as they are, if all are current.
