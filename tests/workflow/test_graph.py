@@ -462,6 +462,16 @@ def test_graph_names_the_target_that_is_nearest_to_a_mistyped_one(project, targe
     assert "Exception" not in done.stdout
 
 
+def test_graph_names_what_there_is_where_the_configuration_has_no_such_artifact(project):
+    """So asks a dvc.yaml of another resolution; the lock is released."""
+    for words in (("-n",), ("--cores", "1")):
+        said = refused(project.snakemake(*words, "results/data/tiny/cache/128/manifest.json"))
+        assert "results/data/tiny: the configuration has no cache_latents-128 here" in said
+        assert "it has prepare_dataset, cache_latents-64; where dvc.yaml asks for another" in said
+        assert "`zerotrain dvc generate` renews it" in said
+    assert project.planned("train") == EVERYTHING
+
+
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can be another user"
 )

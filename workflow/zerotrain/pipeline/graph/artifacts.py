@@ -17,8 +17,10 @@ from zerotrain.artifact.layout import DATA, RESULTS, DataFolder, RunFolder
 from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import SETTINGS, StageSettings
+from zerotrain.config.suggestions import join_first
+from zerotrain.errors import PipelineError
 from zerotrain.evaluation.results import METRICS
-from zerotrain.pipeline.graph.runs import Runs
+from zerotrain.pipeline.graph.runs import Runs, checked
 
 SETTINGS_FOLDER = "settings"
 SHARDS = "cache_shards"
@@ -125,9 +127,26 @@ class Artifacts:
         run = self._runs.of(wildcards)
         if stage in OF_DATA:
             shard = [wildcards[name] for name in ("size", "shard") if name in wildcards.keys()]  # noqa: SIM118
-            return self.planned[str(of_data(run.data_name, stage, *shard))]
+            return self.of_settings(of_data(run.data_name, stage, *shard))
         phase = wildcards.get("phase", "") if stage in OF_PHASE else ""
-        return self.planned[str(of_run(run.run, stage, phase))]
+        return self.of_settings(of_run(run.run, stage, phase))
+
+    @checked
+    def of_settings(self, file: Path) -> Planned:
+        """Return the artifact with a settings file.
+
+        Raises:
+            PipelineError: a target asks for one that the configuration does not have.
+        """
+        if found := self.planned.get(str(file)):
+            return found
+        folder = file.parents[1]
+        near = [one for one in map(Path, self.planned) if one.parent == file.parent]
+        raise PipelineError(
+            f"{folder}: the configuration has no {file.stem} here",
+            hint=f"it has {join_first([one.stem for one in near])}; "
+            "where dvc.yaml asks for another, `zerotrain dvc generate` renews it",
+        )
 
     def _records(self, planned: Planned) -> Path:
         """Return the folder of a rule's logs: of several runs, that of the dataset they share."""

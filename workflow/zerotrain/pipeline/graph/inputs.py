@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from snakemake.io import ancient
@@ -50,7 +51,8 @@ class JobInputs:
         """
 
         def of_job(wildcards: Any) -> list[str]:
-            planned = self._artifacts.planned[settings.format(**dict(wildcards.items()))]
+            file = Path(settings.format(**dict(wildcards.items())))
+            planned = self._artifacts.of_settings(file)
             found = planned.manifests("dataset")
             stays = read_mark(planned.settings_file) is None and planned.outputs[0].exists()
             return [ancient(path) for path in found] if stays else found
