@@ -6,7 +6,7 @@ one command of the package in workflow/zerotrain; `zerotrain --help` lists them.
 
 from snakemake.utils import min_version
 
-min_version("9.27.1")
+min_version("9.26.0")
 
 
 report: "rules/captions/workflow.rst"

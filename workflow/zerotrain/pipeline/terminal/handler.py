@@ -46,7 +46,7 @@ NOT_SHOWN = re.compile(
     r"|Rules with provenance triggered jobs|Reasons:\n"
     r"|Assuming unrestricted shared filesystem|Exiting because a job execution failed"
     r"|\d+ jobs have (?:missing|outdated) provenance|Rules with (?:missing|outdated) metadata"
-    r"|Provided |Rules claiming more threads|Job rate limit reached"
+    r"|Provided |Rules claiming more threads|Job rate limit reached|host: "
 )
 """Snakemake's messages that are uninformative or that our lines replace."""
 RETRY = re.compile(r"Trying to restart job (\d+)")
