@@ -77,6 +77,19 @@ def nothing_to_do(project: Project) -> None:
     assert project.calls() == []
 
 
+def test_an_older_commit_and_a_newer_one_need_nothing_after_dvc_checkout(recorded) -> None:
+    """Results of both are in DVC's cache; neither tool makes any of them again."""
+    recorded.must("git", "add", ".")
+    recorded.must("git", "commit", "-q", "-m", "first")
+    recorded.edit(CONFIG, "1.0e-3", "2.0e-3")
+    recorded.build("train")
+    recorded.must("git", "commit", "-q", "-a", "-m", "second")
+    for revision in ("HEAD~1", "-"):
+        recorded.must("git", "checkout", "-q", revision)
+        recorded.must("dvc", "checkout")
+        nothing_to_do(recorded)
+
+
 def test_either_makes_an_edit_and_neither_has_anything_left_to_do(recorded) -> None:
     """A run is on the disk once, after `snakemake` and after `dvc repro`."""
     results, cache = recorded.folder / "results", recorded.folder / ".dvc/cache"

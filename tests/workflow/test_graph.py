@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
+from collections import Counter
 
 import pytest
 from tests.conftest import ROOT
@@ -103,6 +105,13 @@ EDITS = {
         both(rewrite("photos/cow.png", "pixels of a cow"), rewrite("photos/cow.txt", "a cow")),
         BUT_THE_BASE,
     ),
+    "two images and a caption": (
+        both(
+            both(rewrite("photos/cat.png", "others"), rewrite("photos/dog.png", "others, too")),
+            rewrite("photos/cat.txt", "a cat that sleeps\n"),
+        ),
+        BUT_THE_BASE,
+    ),
     "a removed image": (both(remove("photos/cat.png"), remove("photos/cat.txt")), BUT_THE_BASE),
     "data.repeats": (config("num_workers: 1", "num_workers: 1\n  repeats: 2"), BUT_THE_BASE),
     "seed": (config("seed: 1", "seed: 2"), EVERYTHING | {"prepare_dataset": 0, "cache_latents": 1}),
@@ -171,6 +180,7 @@ EDITS = {
 
 
 REPEATED = (
+    "two images and a caption",
     "data.repeats", "seed", "train.learning_rate of the first phase", "until of the last phase",
     "resolution of the last phase", "launch of the last phase", "a preset that no phase names",
     "export.dtype", "data.num_workers", "a value written otherwise", "version of build_base",
@@ -243,6 +253,27 @@ def test_graph_another_machine_reruns_nothing(built):
     done = built.snakemake("-n", "train", PYTHONPATH=path)
     assert done.returncode == 0, done.stdout
     assert "Nothing to be done" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["cache_latents", "export_weights"])
+def test_graph_a_second_snakemake_is_refused_and_a_killed_one_leaves_its_results(project, stage):
+    """Nothing is called twice, and a dry run tells what is left."""
+    first = project.hang(stage, "snakemake", "--cores", "1", "train")
+    before = project.calls()
+    second = project.snakemake("--cores", "1", "train")
+    assert second.returncode == 1
+    assert "another Snakemake works here" in second.stdout
+    assert "`snakemake --unlock`" in second.stdout
+    left = project.planned("train")
+    assert left == without_zeros(dict(Counter(EVERYTHING) - Counter(before[:-1])))
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    assert project.planned("train") == left
+    project.must("snakemake", "--unlock")
+    project.build("train")
+    assert Counter(project.calls()) == left
+    assert project.planned("train") == NOTHING
 
 
 @pytest.mark.slow

@@ -64,6 +64,8 @@ UNKNOWN_TARGET = re.compile(
     r"MissingRuleException[^\n]*:\nNo rule to produce (.+?)(?: \(if you use input functions|$)"
 )
 """Snakemake's error for a target that it does not know."""
+LOCKED = "Directory cannot be locked"
+"""Snakemake's error, and its message in a dry run, where it has found its lock."""
 FURTHER_DETAILS = "For further error details see the cluster/cloud log"
 """The end of each message of an executor."""
 FAILED = "At least one job did not complete successfully"
@@ -277,6 +279,9 @@ class StageLines(logging.Handler):
             return None
         if unknown := UNKNOWN_TARGET.match(text):
             return self._describe_unknown_target(unknown[1])
+        if LOCKED in text:
+            hint = "wait for it; after a kill -9 or a power cut `snakemake --unlock`, then again"
+            return str(PipelineError("another Snakemake works here, or was killed", hint=hint))
         return text
 
     def _describe_unknown_target(self, target: str) -> str:
@@ -315,6 +320,8 @@ class StageLines(logging.Handler):
             self._log_file = _relative(text.removeprefix(LOG_FILE))
         if text.startswith(DRY_RUN_ENDS):
             return self._counts
+        if LOCKED in text:
+            return "another Snakemake works here, or was killed"
         if text.startswith((LOG_FILE, INTERRUPTING)) or RETRY.match(text) or NOT_SHOWN.match(text):
             return None
         if record.levelno < logging.WARNING and Quietness.ALL in self._quiet:
