@@ -117,7 +117,7 @@ def ours(checkpoint: Path, out: Path, dtype: str) -> Callable[[], float]:
     )
     from zerotrain.export.checks import CheckedSource
     from zerotrain.state.external import open_external  # noqa: F401
-    from zerotrain.state.open import open_source
+    from zerotrain.state.open import open_checkpoint
     from zerotrain.state.position import MASTER
 
     # As in the rule: Snakemake sets OMP_NUM_THREADS to its threads.
@@ -125,7 +125,7 @@ def ours(checkpoint: Path, out: Path, dtype: str) -> Callable[[], float]:
 
     def act() -> float:
         began = time.monotonic()
-        source = open_source(checkpoint)
+        source = open_checkpoint(checkpoint)
         checked, kind = CheckedSource(source), FLOAT_TYPES[dtype]
         out.mkdir()
         layout = {name: (kind, shape) for name, shape in source.shapes.items()}

@@ -38,7 +38,7 @@ from zerotrain.stages.import_checkpoint import ImportSettings, import_checkpoint
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.stages.render_launch import LaunchSettings, render_launch
 from zerotrain.state.external import ExternalCheckpoint
-from zerotrain.state.open import open_source
+from zerotrain.state.open import open_checkpoint
 from zerotrain.state.position import MASTER
 from zerotrain.state.state import State
 
@@ -395,7 +395,7 @@ INSIDE = [
 ]
 
 
-@pytest.mark.parametrize("read", [open_source, lambda path: check_whole(path, None)])
+@pytest.mark.parametrize("read", [open_checkpoint, lambda path: check_whole(path, None)])
 @pytest.mark.parametrize(("folder", "named", "name"), INSIDE)
 def test_what_is_named_inside_an_artifact_is_checked(
     project: Path, read: Callable[[Path], Any], folder: str, named: str, name: str
@@ -417,11 +417,11 @@ def test_a_manifest_of_another_program_describes_nothing(tmp_path: Path, listed:
 
 def test_a_universal_export_is_a_start(project: Path, tmp_path: Path) -> None:
     """The folder and its tag below are the checkpoint that was exported; damaged, neither is."""
-    folder, expected = tmp_path / "universal", open_source(Path(TRAINED))
+    folder, expected = tmp_path / "universal", open_checkpoint(Path(TRAINED))
     export_universal(expected, Path(TRAINED), folder)
     tag = folder / (folder / "latest_universal").read_text()
     for place in (folder, tag):
-        found = open_source(place)
+        found = open_checkpoint(place)
         assert found.position.step == expected.position.step
         assert sorted(found.names) == sorted(expected.names)
         for slot in expected.slots:
@@ -435,7 +435,7 @@ def test_a_universal_export_is_a_start(project: Path, tmp_path: Path) -> None:
     file = min(tag.glob("zero/*/fp32.pt"))
     for place in (folder, tag):
         with damaged(file, "flipped"), pytest.raises(PipelineError) as caught:
-            open_source(place)
+            open_checkpoint(place)
         assert caught.value.what.startswith(f"{file}: sha256 ")
 
 
@@ -443,19 +443,19 @@ def test_a_universal_export_is_a_start(project: Path, tmp_path: Path) -> None:
 def test_an_exported_adapter_is_a_start(project: Path, file: str) -> None:
     """As other programs' adapters are: weights alone, checked by the manifest next to them."""
     path = Path("outputs", file)
-    found = open_source(path.parent)
+    found = open_checkpoint(path.parent)
     assert isinstance(found, ExternalCheckpoint)
     assert found.slots == [MASTER]
     assert all(".lora_" in name for name in found.names)
     with damaged(path, "flipped"), pytest.raises(PipelineError) as caught:
-        open_source(path.parent)
+        open_checkpoint(path.parent)
     assert caught.value.what.startswith(f"{path}: sha256 ")
 
 
 def test_a_weights_folder_is_no_start_and_says_what_is(project: Path) -> None:
     """Its parts are named, since which of them was trained is not the folder's to say."""
     with pytest.raises(PipelineError) as caught:
-        open_source(Path(WHOLE))
+        open_checkpoint(Path(WHOLE))
     assert caught.value.what == f"{WHOLE}: holds weights, not a checkpoint or a state"
     assert "its weights alone" in caught.value.hint
 
@@ -468,7 +468,7 @@ def test_a_folder_of_another_program_is_none_of_ours(tmp_path: Path, name: str) 
     save_file({"a.weight": torch.zeros(2)}, tmp_path / "checkpoint-500/model.safetensors")
     write_json(tmp_path / name, {"_class_name": "StableDiffusionXLPipeline", "step": 5})
     with pytest.raises(PipelineError) as caught:
-        open_source(tmp_path)
+        open_checkpoint(tmp_path)
     assert caught.value.what.startswith(f"{tmp_path}: no layout that is known; it holds ")
     assert caught.value.hint.startswith("a checkpoint is one level below: ")
 

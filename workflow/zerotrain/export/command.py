@@ -25,7 +25,7 @@ from zerotrain.export.trained_values import list_changes_since, trained_values
 from zerotrain.machine.disk_errors import check_no_file
 from zerotrain.models.adapter_config import read_adapter_config
 from zerotrain.state.external import describe_omissions
-from zerotrain.state.open import check_made_here, open_source
+from zerotrain.state.open import check_made_here, open_checkpoint
 from zerotrain.state.position import Source
 
 WRITTEN = ("weights", "exported", "state", "universal")
@@ -133,7 +133,7 @@ def _export_checkpoint(options: ExportOptions) -> None:
         check_format(to, checkpoint, modality, weights.adapter, size, prefix)
         if weights.peft and to != OWN_FOLDER[modality]:
             check_format_supported(to, weights.peft[PEFT_TYPE])
-    source = open_source(checkpoint, trust_pickle=options.trust_pickle)
+    source = open_checkpoint(checkpoint, trust_pickle=options.trust_pickle)
     if weights is not None and not weights.adapter:
         _check_not_adapter(source.names, checkpoint)
     lost = [*getattr(source, "lost", ())]

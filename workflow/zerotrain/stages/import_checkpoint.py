@@ -24,7 +24,7 @@ from zerotrain.state.checkpoint_path import find_checkpoint
 from zerotrain.state.external import ExternalCheckpoint, adapter_files, layer_scales
 from zerotrain.state.external.fitting import fit
 from zerotrain.state.external.order import MODULE, Members, ModelOrder, undecayed_names
-from zerotrain.state.open import open_source
+from zerotrain.state.open import open_checkpoint
 from zerotrain.state.position import MASTER, TrainerState
 from zerotrain.training.optim.param_groups import param_groups
 
@@ -63,7 +63,7 @@ def import_checkpoint(
         settings.trainable_parameters,
     )
     trained = {name: list(p.shape) for name, p in trained_parameters(model).items()}
-    source = open_source(path, trust_pickle=trust_pickle)
+    source = open_checkpoint(path, trust_pickle=trust_pickle)
     if isinstance(source, ExternalCheckpoint):
         held = open_tensors(sorted((base / family.trained_part).glob("*.safetensors")))
 

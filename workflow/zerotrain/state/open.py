@@ -114,7 +114,7 @@ def _trained_name(stored: str, prefix: str) -> str:
     return re.sub(r"(\.lora_\w+)\.", r"\1.default.", stored.removeprefix(prefix))
 
 
-def open_source(folder: Path, *, trust_pickle: bool = False) -> Source:
+def open_checkpoint(folder: Path, *, trust_pickle: bool = False) -> Source:
     """Open a source that a training can continue from: a checkpoint, a state, or an external one.
 
     Args:
@@ -148,10 +148,10 @@ def open_source(folder: Path, *, trust_pickle: bool = False) -> Source:
 
 
 def open_view(folder: Path, *, trust_pickle: bool = False) -> Source | Weights:
-    """Open any source of open_source, or the trained part of a weights folder."""
+    """Open any source of open_checkpoint, or the trained part of a weights folder."""
     if artifact.kind_of(folder) == WEIGHTS:
         return Weights(folder)
-    return open_source(folder, trust_pickle=trust_pickle)
+    return open_checkpoint(folder, trust_pickle=trust_pickle)
 
 
 def check_made_here(folder: Path) -> None:
