@@ -27,10 +27,10 @@ def read_bytes(
     """
     with open_to_read(path, follow_links=follow_links) as stream:
         size = os.fstat(stream.fileno()).st_size  # a read of `most` would take memory for it
-        data = stream.read(min(size, most) + 1)
+        data = stream.read(size + 1) if size <= most else b""
         if size < len(data) <= most:  # it grows
             data += stream.read(most + 1 - len(data))
-    if len(data) > most:
+    if max(size, len(data)) > most:
         raise DocumentError(path, f"has more than {most:,} bytes", hint=hint)
     return data
 
