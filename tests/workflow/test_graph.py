@@ -180,12 +180,13 @@ EDITS = {
 
 
 REPEATED = (
-    "two images and a caption",
-    "data.repeats", "seed", "train.learning_rate of the first phase", "until of the last phase",
-    "resolution of the last phase", "launch of the last phase", "a preset that no phase names",
-    "export.dtype", "data.num_workers", "a value written otherwise", "version of build_base",
-    "version of evaluate", "version of report", "version of export_weights",
-    "a value and a version",
+    "an image", "an added image", "two images and a caption", "data.repeats", "seed",
+    "train.learning_rate of the first phase", "until of the first phase",
+    "until of the last phase", "resolution of the last phase", "launch of the last phase",
+    "a preset that no phase names", "cache.dtype of a preset, written out", "export.dtype",
+    "data.num_workers", "a value written otherwise", "a default written out",
+    "version of build_base", "version of render_launch", "version of evaluate",
+    "version of report", "version of export_weights", "a value and a version",
 )  # fmt: skip
 """Edits of kinds of which another is in `make test`; test_parameters.py has every value."""
 
