@@ -262,6 +262,11 @@ def test_tables_of_several_folders_caption_their_own_images(images, found, tmp_p
     assert {one.file: one.caption for one in found(folder).values()} == {
         "cats/1.png": "one of the cats", "dogs/1.png": "one of the dogs",
     }  # fmt: skip
+    _prepared(folder, tmp_path / "dataset")
+    (folder / "dogs" / "metadata.jsonl").write_text('{"file_name": "1.png", "text": "a wolf"}')
+    dataset = read_dataset(tmp_path / "dataset").artifact
+    (changed,) = compare_source(dataset, ArtifactIndex(folder)).findings
+    assert (changed.problem, changed.path) == ("different", "dogs/metadata.jsonl: dogs/1.png")
     (folder / "1.png").write_bytes(png())
     with (folder / "dogs" / "metadata.jsonl").open("a") as stream:
         stream.write('\n{"file_name": "../cats/1.png", "text": "x"}\n{"text": "y"}\n')

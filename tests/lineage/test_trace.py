@@ -583,6 +583,21 @@ def test_captions_of_a_table_are_held_to_their_hashes(chain: Path) -> None:
     assert named("results/data/t") == [("missing", "captions.csv")]
 
 
+def test_a_caption_that_cannot_be_used_is_named_with_the_reason(chain: Path) -> None:
+    """As a preparation would refuse it; the caption of an image that is gone is not asked for."""
+    Path("photos/cat.txt").write_bytes(b"a\0b")
+    Path("photos/fox.txt").unlink()
+    for end in ("ppm", "txt"):
+        Path(f"photos/dog.{end}").unlink()
+    found = document()["findings"]
+    assert [(one["problem"], one["path"], one["found"]) for one in found] == [
+        ("missing", "photos/dog.ppm", "nothing"),
+        ("different", "photos/cat.txt",
+         "caption cat.txt holds a NUL byte at position 1, which no text has"),
+        ("missing", "photos/fox.txt", "no caption: no fox.txt next to it"),
+    ]  # fmt: skip
+
+
 def test_conditioning_images_are_held_to_their_hashes(
     chain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain.artifact.recipe import NOT_SET, Difference, Recipe, differences
+from zerotrain.artifact.recipe import (
+    NOT_SET,
+    Difference,
+    Recipe,
+    differences,
+    format_differences,
+)
 from zerotrain.config.read import parse_config
 from zerotrain.pipeline.graph.artifacts import Planned
 from zerotrain.pipeline.graph.currency import Currency
@@ -68,6 +74,9 @@ def test_another_stage_and_no_recipe_differ_whatever_else_is_equal() -> None:
     [
         (Difference("settings", "train.lr", 1e-3, 2e-3), "train.lr 0.001 -> 0.002"),
         (Difference("settings", "lora", NOT_SET, {"rank": 4}), "lora not set -> rank: 4"),
+        (Difference("settings", "ema", False, None), "ema false -> not set"),
+        (Difference("settings", "norm", [], ["a"]), 'norm [] -> ["a"]'),
+        (Difference("settings", "x", "d" * 64, "e" * 41), f"x {'d' * 12} -> {'e' * 37}..."),
         (Difference("version", "evaluate", 1, 2), "its stage has version 2, 1 before"),
         (Difference("input", "dataset", "a", "b"), "changed: results/data/one"),
         (Difference("input", "images", "a", "b"), "changed: images"),
@@ -96,3 +105,5 @@ def test_more_than_a_few_values_are_counted() -> None:
     many = [Difference("settings", f"k{number}", 1, 2) for number in range(6)]
     assert words(*many)[-1] == "2 more changed"
     assert len(words(*many)) == 5
+    assert format_differences(many, 2) == "k0 1 -> 2; k1 1 -> 2; 4 more"
+    assert format_differences(many, 6).endswith("; k5 1 -> 2")

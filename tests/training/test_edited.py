@@ -12,6 +12,7 @@ from tests.builders.phases import make_tiny_phase
 from tests.builders.refusals import refusal, refused
 
 from zerotrain import artifact
+from zerotrain.artifact.recipe import format_differences
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training.checkpointing import conditions, set_aside
@@ -135,10 +136,10 @@ def test_an_edit_sets_the_steps_aside_and_says_what_differs(progress: Path) -> N
     (stale,) = aside(progress)
     assert said == (
         f"{progress}: its 250 steps were trained with other values than phase plain has now "
-        "(learning_rate 0.001 -> 0.0001; objective.noise_offset none -> 0.1): they are set aside "
-        f"as {stale}, and training restarts from the start of the phase. To restore them, write "
-        "the former values back and start again. To continue from step 250 with the new values: "
-        "`zerotrain progress accept run/plain`"
+        "(learning_rate 0.001 -> 0.0001; objective.noise_offset not set -> 0.1): they are set "
+        f"aside as {stale}, and training restarts from the start of the phase. To restore them, "
+        "write the former values back and start again. To continue from step 250 with the new "
+        "values: `zerotrain progress accept run/plain`"
     )
     assert saved_steps(progress) == []
     assert hashes(stale) == before
@@ -172,8 +173,8 @@ def test_data_base_and_start_count_as_edits(data: str, progress: Path) -> None:
     found = set_aside.read_recorded(progress, 300)
     assert found
     changed = conditions.changes(found[1], trains(PHASE) | {data: "e" * 64})
-    old = "none" if data in ("start", "lora") else f"{data[0]}" * 12
-    assert conditions.format_changes(changed) == [f"{data} {old} -> {'e' * 12}"]
+    old = "not set" if data in ("start", "lora") else f"{data[0]}" * 12
+    assert format_differences(changed) == f"{data} {old} -> {'e' * 12}"
 
 
 def test_keys_that_did_not_exist_count_as_their_defaults(progress: Path) -> None:

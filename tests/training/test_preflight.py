@@ -10,8 +10,9 @@ from tests.builders.phases import make_phase, make_tiny_phase
 from tests.builders.refusals import refusal
 
 from zerotrain import artifact
+from zerotrain.artifact.recipe import Difference
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.training.checkpointing.conditions import Changes, RecordedConditions, changes
+from zerotrain.training.checkpointing.conditions import RecordedConditions, changes
 from zerotrain.training.checkpointing.preflight import check_progress, check_start, switch_command
 from zerotrain.training.reporting.validation_history import write_finished
 
@@ -32,7 +33,7 @@ def state(folder: Path, slots: list[str], **changes: Any) -> artifact.Artifact:
     return artifact.read(folder / "state", "state")
 
 
-def changed(now: ResolvedPhase) -> Changes:
+def changed(now: ResolvedPhase) -> list[Difference]:
     """What a phase has otherwise than the one that was trained."""
     return changes(RecordedConditions(make_phase().numbers(), {}), now.numbers())
 

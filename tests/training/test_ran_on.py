@@ -12,6 +12,7 @@ import torch
 from tests.builders.states import make_position
 
 from zerotrain import artifact
+from zerotrain.artifact.recipe import Difference
 from zerotrain.cache.drawn_digest import drawn_digest
 from zerotrain.cache.layout import read_index
 from zerotrain.state.position import read_position
@@ -152,9 +153,11 @@ def test_a_phase_that_starts_from_a_state_compares_what_it_ran_on(tmp_path: Path
         "deepspeed.zero_optimization.sub_group_size": 3,
     }  # fmt: skip
     changed = conditions.environment_changes(then, now, same_phase=False)
-    assert changed == {"versions.torch": ("1", "2"), "env.NCCL_ALGO": (None, "Ring")}
+    assert [(one.key, one.old, one.new) for one in changed] == [
+        ("env.NCCL_ALGO", None, "Ring"), ("versions.torch", "1", "2"),
+    ]  # fmt: skip
     assert len(conditions.environment_changes(then, now)) == 5
-    assert conditions.environment_changes({}, now) == {}
+    assert conditions.environment_changes({}, now) == []
 
 
 @pytest.mark.parametrize(
@@ -171,7 +174,7 @@ def test_steps_of_which_nothing_is_known_are_not_taken_for_exact(
     """Of another program's checkpoint: an entry says where records begin, and the report counts
     from there."""
     history = [{"step": 3, "key": "threads", "old": 1, "new": 2}] if ran_on else []
-    changed: conditions.Changes = {"device": ("cpu", "mps")} if step else {}
+    changed = [Difference("settings", "device", "cpu", "mps")] if step else []
     position = make_position(step, ran_on=ran_on, history=history)
     of_change = conditions.history_entries(step, changed)
     assert continue_history(position, changed) == history + entries + of_change

@@ -347,7 +347,7 @@ def plans(_built, tmp_path_factory) -> Iterator[Plans]:
     project = _built("nano").copy_to(tmp_path_factory.mktemp("plans") / "project")
     folder = project.folder
     for line in ("SHOWN = 4", "WIDTH = 40"):  # each changed key is to be seen
-        project.edit("workflow/zerotrain/pipeline/terminal/differences.py", line, f"{line}000")
+        project.edit("workflow/zerotrain/artifact/recipe.py", line, f"{line}000")
     (folder / "captions.csv").write_text("file_name,text\ncat.png,a cat\ndog.png,a dog\n")
     for name in ("cat", "dog"):
         (folder / "photos" / f"{name}.caption").write_text(f"a small {name}\n")

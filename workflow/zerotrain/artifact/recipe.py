@@ -8,6 +8,8 @@ own before it begins.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -16,6 +18,11 @@ from zerotrain.artifact.documents import check_type
 from zerotrain.artifact.manifest import Artifact
 
 Kind = Literal["settings", "input", "version", "file"]
+SHOWN = 4
+"""Differences that a message shows."""
+WIDTH = 40
+"""Characters that are shown per value."""
+DIGEST = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -97,29 +104,68 @@ UNKNOWN = "unknown"
 yet, files on a disk that is not mounted."""
 
 
-def setting_differences(old: Any, new: Any) -> list[Difference]:
-    """List the values that differ, by dotted key; those of a list of phases by phase."""
-    return [*_compare("", old, new, "")]
+def setting_differences(old: Any, new: Any, missing: Any = NOT_SET) -> list[Difference]:
+    """List the values that differ, by dotted key; those of a list of phases by phase.
+
+    Args:
+        old: The former values.
+        new: The present ones.
+        missing: The value of a key that one side lacks.
+    """
+    return [*_compare("", old, new, "", missing)]
 
 
-def _compare(key: str, old: Any, new: Any, phase: str) -> Iterator[Difference]:
+def format_differences(found: Sequence[Difference], most: int = SHOWN) -> str:
+    """Format at most `most` differences in a row, and a count of the rest."""
+    more = [f"{len(found) - most} more"] if len(found) > most else []
+    return "; ".join([*map(format_difference, found[:most]), *more])
+
+
+def format_difference(found: Difference) -> str:
+    """Format a changed value as `key old -> new`, without its phase; or a new or removed phase."""
+    if found.key == "phase" and NOT_SET in (found.old, found.new):
+        is_new = found.old is NOT_SET
+        return f"phase {found.new if is_new else found.old} is {'new' if is_new else 'removed'}"
+    return f"{found.key} {_format(found.old)} -> {_format(found.new)}"
+
+
+def _format(value: Any) -> str:
+    if value is None or value is NOT_SET:
+        return "not set"
+    if isinstance(value, str) and DIGEST.fullmatch(value):
+        return value[:12]
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    if isinstance(value, dict) and value:
+        text = ", ".join(
+            f"{name}: {_format(one)}" for name, one in value.items() if one is not None
+        )
+    else:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
+
+
+def _compare(key: str, old: Any, new: Any, phase: str, missing: Any) -> Iterator[Difference]:
     if _are_phases(old) and _are_phases(new):
         olds, news = ({one["name"]: one for one in phases} for phases in (old, new))
         for name in olds | news:
             if name in olds and name in news:
-                yield from _compare("", olds[name], news[name], name)
+                yield from _compare("", olds[name], news[name], name, missing)
             else:
-                old_name = name if name in olds else NOT_SET
-                new_name = name if name in news else NOT_SET
+                old_name = name if name in olds else missing
+                new_name = name if name in news else missing
                 yield Difference("settings", "phase", old_name, new_name)
     elif isinstance(old, dict) and isinstance(new, dict):
         for name in old | new:
             path = f"{key}.{name}" if key else str(name)
-            yield from _compare(path, old.get(name, NOT_SET), new.get(name, NOT_SET), phase)
+            pair = old.get(name, missing), new.get(name, missing)
+            yield from _compare(path, *pair, phase, missing)
     elif old != new:
         yield Difference("settings", key, old, new, phase)
 
 
 def _are_phases(value: Any) -> bool:
     found = isinstance(value, Sequence) and not isinstance(value, str) and bool(value)
-    return found and all(isinstance(one, dict) and "name" in one for one in value)
+    return found and all(
+        isinstance(one, dict) and isinstance(one.get("name"), str) for one in value
+    )

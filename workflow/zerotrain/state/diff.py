@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from zerotrain.artifact.recipe import setting_differences
 from zerotrain.artifact.tensor_file import pairs
 from zerotrain.state.open import Weights, has_slot
 from zerotrain.state.position import MASTER, Source
@@ -90,13 +91,11 @@ def _history(first: RanOn, second: RanOn) -> list[str]:
 
 def _field(key: str, first: Any, second: Any) -> list[str]:
     """Return the differing entries of one field, one per line."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        keys = sorted(k for k in {*first, *second} if first.get(k, ...) != second.get(k, ...))
-        return [f"{key}.{k}: {first.get(k, 'absent')} / {second.get(k, 'absent')}" for k in keys]
     if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
         both = enumerate(zip(first, second, strict=True))
-        return [line for i, (x, y) in both if x != y for line in _field(f"{key}[{i}]", x, y)]
-    return [f"{key}: {first} / {second}"]
+        return [line for i, (x, y) in both for line in _field(f"{key}[{i}]", x, y)]
+    found = setting_differences({key: first}, {key: second}, missing="absent")
+    return sorted(f"{one.key}: {one.old} / {one.new}" for one in found)
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:

@@ -12,6 +12,7 @@ import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from zerotrain.artifact.recipe import format_differences
 from zerotrain.cache.reader import read_cache
 from zerotrain.errors import EXIT_UNFINISHED
 from zerotrain.launch.files import read_run_yaml
@@ -22,7 +23,6 @@ from zerotrain.models.families import load_family
 from zerotrain.training.batches import Batches, ReadAhead
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.checkpointing.checkpoint_room import DiskWatch
-from zerotrain.training.checkpointing.conditions import format_changes
 from zerotrain.training.checkpointing.provenance import Provenance, describe_provenance
 from zerotrain.training.checkpointing.saving import Saving
 from zerotrain.training.engines.determinism import use_deterministic_kernels
@@ -184,7 +184,7 @@ def _open_log(
 
 
 def _format_changed(phase: ResolvedPhase, provenance: Provenance, step: int) -> str:
-    values = "; ".join(format_changes(provenance.changed))
+    values = format_differences(provenance.changed)
     return f"{phase.phase}: from step {step} on something else than before, recorded: {values}"
 
 

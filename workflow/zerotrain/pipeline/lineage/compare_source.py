@@ -13,15 +13,14 @@ from zerotrain.artifact import Artifact
 from zerotrain.artifact.documents import read_bytes
 from zerotrain.config.data import DataConfig
 from zerotrain.config.image_source import ImageSourceConfig
-from zerotrain.data import metadata
-from zerotrain.data.caption_file import BadCaptionError, folder_caption, read_caption_file
 from zerotrain.data.captions import prepare_captions
 from zerotrain.data.conversation import TEXTS, Conversation
 from zerotrain.data.dataset import IMAGES, Sample, caption_sha256
 from zerotrain.data.dataset_folder import compute_identity, read_bad, read_samples
 from zerotrain.data.digits import MD5, digits_file
-from zerotrain.data.folder import find_tables, given_caption
-from zerotrain.data.listing import Listing, list_images
+from zerotrain.data.folder import find_tables
+from zerotrain.data.listing import list_images
+from zerotrain.data.metadata import NAMES
 from zerotrain.data.open import open_source
 from zerotrain.data.source import DIGITS, Found, Source
 from zerotrain.data.text import is_table_name, read_conversations_of
@@ -31,6 +30,8 @@ from zerotrain.pipeline.lineage.chain import SHORT, Finding, Node, Problem
 from zerotrain.pipeline.lineage.index import ArtifactIndex
 
 WORKERS = 4
+NOTHING = Found("", reason="none in the source")
+"""In place of the entry of an image that its source does not name."""
 
 
 def compare_source(dataset: Artifact, index: ArtifactIndex, *, damaged: bool = False) -> Node:
@@ -171,29 +172,13 @@ def _check_images(
     def check(sample: Sample) -> Finding | None:
         return _check_image(sample.file, sample.image_sha256, source, name(sample.file))
 
-    findings = [found for found in in_order(check, samples, WORKERS) if found]
+    checked = list(zip(samples, in_order(check, samples, WORKERS), strict=True))
+    findings = [found for _, found in checked if found]
+    there = [sample for sample, found in checked if not found or found.problem != "missing"]
     findings += _check_conditioning(samples, source, index)
     findings += _check_masks(samples, source, index)
-    try:
-        captions = _captions(data, source, [sample.file for sample in samples])
-    except PipelineError as error:
-        table = index.display(Path(data.metadata or str(data.images)))
-        expected = f"the captions of {len(samples)} images"
-        return [*findings, Finding("missing", table, expected, error.what)], []
-    for sample in samples:
-        place, caption = captions[sample.file]
-        made = prepare_captions(caption, data, sample.split) if caption is not None else ()
-        if (
-            made
-            and caption_sha256(made[0]) == sample.caption_sha256
-            and tuple(made[1:]) == sample.other_captions
-        ):
-            continue
-        problem: Problem = "missing" if caption is None else "different"
-        shown = place if data.source == "digits" else index.display(Path(place))
-        expected = f"the caption {_cut(sample.caption)}"
-        there = _cut(caption.caption) if caption and caption.caption else "none"
-        findings.append(Finding(problem, shown, expected, there))
+    if there:
+        findings += _check_captions(there, data, source, index)
     return findings, _notes(samples, bad, data, index)
 
 
@@ -259,60 +244,53 @@ def _compare(kind: str, digest: Callable[[], str], wanted: str, shown: str) -> F
     return Finding("different", shown, expected, f"{kind} {found[:SHORT]}")
 
 
-def _captions(
-    data: DataConfig, source: Source, files: list[str]
-) -> dict[str, tuple[str, Found | None]]:
-    """Return the place of each image's captions, and these; None if they are missing."""
-    if data.source != "folder":
-        known = {found.file: found for found in source.found()}
-        return {file: (f"{source.name}: {file}", known.get(file)) for file in files}
-    if data.caption_strategy != "textfile":
-        what = f"caption_strategy: {data.caption_strategy}"
-        return {file: (what, Found(file, given_caption(data, file))) for file in files}
-    root = Path(str(data.images))
+def _check_captions(
+    samples: Sequence[Sample], data: DataConfig, source: Source, index: ArtifactIndex
+) -> list[Finding]:
+    """Check the captions of images that are there."""
+    if data.source == "folder":  # conditioning images and masks are checked by themselves
+        others = ("conditioning_images", "conditioning_columns", "mask_images")
+        source = open_source(data.model_copy(update=dict.fromkeys(others)))
     try:
-        listing = list_images(data)
-    except PipelineError:
-        listing = Listing()
-    if data.metadata and not os.path.isfile(data.metadata):
-        raise PipelineError("nothing", hint="bring the table back")
+        # Of several entries of an image, the first is the usable one.
+        entries = {entry.file: entry for entry in reversed(source.found())}
+        places = _caption_places(samples, data, source)
+    except PipelineError as error:
+        table = index.display(Path(data.metadata or str(data.images)))
+        return [Finding("missing", table, f"the captions of {len(samples)} images", error.what)]
+    findings = []
+    for sample in samples:
+        entry, place = entries.get(sample.file, NOTHING), places[sample.file]
+        made = prepare_captions(entry, data, sample.split)
+        first = caption_sha256(made[0]) if made else None
+        if (first, made[1:]) == (sample.caption_sha256, sample.other_captions):
+            continue
+        gone = entry.reason and not os.path.lexists(place)
+        problem: Problem = "missing" if gone else "different"
+        shown = place if data.source == "digits" else index.display(Path(place))
+        expected = f"the caption {_cut(sample.caption)}"
+        findings.append(Finding(problem, shown, expected, entry.reason or _cut(entry.caption)))
+    return findings
+
+
+def _caption_places(samples: Sequence[Sample], data: DataConfig, source: Source) -> dict[str, str]:
+    """Return the path of each image's caption file, or its table with the image."""
+    files = [sample.file for sample in samples]
+    if data.source != "folder" or data.caption_strategy != "textfile":
+        return {file: f"{source.name}: {file}" for file in files}
+    root, listing = Path(str(data.images)), list_images(data)
     if tables := find_tables(data, listing):
-        known, places = {}, dict.fromkeys(files, str(next(iter(tables))))
-        for table, folder in tables.items():
-            rows = metadata.read_metadata(
-                table, root, {*files}, folder=folder, encoding=data.caption_encoding
-            )
-            known |= {row.file: row for row in rows if not row.reason}
-            places |= {row.file: str(table) for row in rows}
-        return {file: (f"{places[file]}: {file}", known.get(file)) for file in files}
-    listed = listing.captions
-    if not listed and len(files) > 1 and not data.folder_repeats:
-        what = f"no *{data.caption_extension} next to them, nor {' or '.join(metadata.NAMES)}"
+
+        def table_of(file: str) -> Path:
+            return max(tables, key=lambda table: (root / file).is_relative_to(table.parent))
+
+        return {file: f"{table_of(file)}: {file}" for file in files}
+    extension = data.caption_extension
+    if not listing.captions and len(files) > 1 and not data.folder_repeats:
+        what = f"no *{extension} next to them, nor {' or '.join(NAMES)}"
         raise PipelineError(what, hint="bring them back")
     stems = {file: os.path.splitext(file)[0] for file in files}
-    names = {file: listed.get(stem, stem + data.caption_extension) for file, stem in stems.items()}
-    found = {
-        file: (str(root / name), _text(file, root / name, data)) for file, name in names.items()
-    }
-    if data.folder_repeats:
-        named = {file for file, (_, caption) in found.items() if caption is None}
-        found |= {
-            file: (
-                str((root / file).parent),
-                Found(file, folder_caption(root, file, repeats=True)),
-            )
-            for file in named
-        }
-    return found
-
-
-def _text(image: str, path: Path, data: DataConfig) -> Found | None:
-    try:
-        return Found(image, read_caption_file(path, data.caption_encoding))
-    except FileNotFoundError:
-        return None
-    except (OSError, BadCaptionError):
-        return Found(image, "what cannot be read")
+    return {f: str(root / listing.captions.get(s, s + extension)) for f, s in stems.items()}
 
 
 def _notes(

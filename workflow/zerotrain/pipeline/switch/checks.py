@@ -10,6 +10,7 @@ from zerotrain import artifact
 from zerotrain.artifact.documents import read_record
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.leftovers import temporary_path
+from zerotrain.artifact.recipe import format_differences
 from zerotrain.config.edit import Split
 from zerotrain.config.models import Phase
 from zerotrain.config.read import read_config
@@ -99,7 +100,7 @@ def check_same_launch(config: RunConfig, phase: Phase) -> None:
     if changed:
         raise PipelineError(
             f"{progress}: was trained with other values than {phase.name} has now "
-            f"({'; '.join(conditions.format_changes(changed))}), so training would restart",
+            f"({format_differences(changed)}), so training would restart",
             hint="undo the change; or continue from these checkpoints in spite of it with --accept",
         )
 

@@ -1,4 +1,4 @@
-"""Differences between a folder and its recipe in words: `key old -> new`, files by name."""
+"""Why a job is planned, in words: changed values with their phases, files by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from zerotrain.artifact.recipe import NOT_SET, Difference
+from zerotrain.artifact.recipe import NOT_SET, SHOWN, Difference, format_difference
 from zerotrain.config.run import RunConfig
 from zerotrain.config.section import Section
 from zerotrain.config.stage_settings import PrepareSettings
@@ -15,11 +15,7 @@ from zerotrain.data.files import DatasetFiles
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.graph.currency import Currency
 
-SHOWN = 4
-"""Changed keys that are shown per job."""
 FILES_SHOWN = 3
-WIDTH = 40
-"""Characters that are shown per value."""
 
 
 def describe(found: Currency) -> list[str]:
@@ -38,14 +34,6 @@ def describe(found: Currency) -> list[str]:
 def describe_version(found: Difference) -> str:
     """Describe the raised version of a stage."""
     return f"its stage has version {found.new}, {found.old} before"
-
-
-def format_difference(found: Difference) -> str:
-    """Format a changed value as `key old -> new`, without its phase; or a new or removed phase."""
-    if found.key == "phase" and NOT_SET in (found.old, found.new):
-        is_new = found.old is NOT_SET
-        return f"phase {found.new if is_new else found.old} is {'new' if is_new else 'removed'}"
-    return f"{found.key} {_format(found.old)} -> {_format(found.new)}"
 
 
 def with_defaults(found: Difference, run: RunConfig) -> list[Difference]:
@@ -133,16 +121,3 @@ def _files(found: Sequence[Difference]) -> list[str]:
     damaged = [one.key for one in found if one.key not in missing]
     lines = [f"missing: {name_files(missing)}"] if missing else []
     return lines + ([f"damaged: {name_files(damaged)}"] if damaged else [])
-
-
-def _format(value: Any) -> str:
-    if value is None or value is NOT_SET:
-        return "not set"
-    if isinstance(value, float):
-        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    text = str(value)
-    if isinstance(value, dict):
-        text = ", ".join(f"{name}: {one}" for name, one in value.items() if one is not None)
-    if isinstance(value, str) and len(value) == 64 and "/" not in value:
-        return value[:12]  # a digest
-    return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."

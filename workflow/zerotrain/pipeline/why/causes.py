@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from zerotrain.artifact import MANIFEST
-from zerotrain.artifact.recipe import NOT_SET, Difference
+from zerotrain.artifact.recipe import NOT_SET, Difference, format_difference
 from zerotrain.config.training import TrainConfig
 from zerotrain.pipeline.graph.currency import Currency
 from zerotrain.pipeline.graph.files import files_of
@@ -18,7 +18,6 @@ from zerotrain.pipeline.terminal.differences import (
     dataset_files,
     describe,
     describe_version,
-    format_difference,
     name_phases,
     with_defaults,
 )

@@ -10,14 +10,16 @@ state.json, as "ran_on".
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.documents import check_object, parse_json, read_object
+from zerotrain.artifact.recipe import Difference, setting_differences
 from zerotrain.config.section import Role
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import DEFAULTS, ResolvedPhase, keys_of
@@ -30,11 +32,6 @@ ROUNDING_KEYS = sorted(keys_of(Role.ROUNDING))
 SETTINGS = {*ROUNDING_KEYS, "cache"}
 """Keys of ran_on that the configuration sets, as it sets DeepSpeed's: a phase may have other values
 than the one before it."""
-TEXT_LENGTH = 12
-MOST_SHOWN = 4
-
-Changes = dict[str, tuple[Any, Any]]
-"""Old and new value of each key that differs; None if it is missing."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,7 @@ def read_if_whole(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def changes(recorded: RecordedConditions, present: Mapping[str, Any]) -> Changes:
+def changes(recorded: RecordedConditions, present: Mapping[str, Any]) -> list[Difference]:
     """List the differences between what a checkpoint and a phase train, by dotted key.
 
     A key that one side lacks has its default there, if it has one.
@@ -136,12 +133,12 @@ def changes(recorded: RecordedConditions, present: Mapping[str, Any]) -> Changes
         if key in LEFT_OUT:
             old.setdefault(key, LEFT_OUT[key])
             new.setdefault(key, LEFT_OUT[key])
-    return dict(_differences("", old, new))
+    return _differences(old, new)
 
 
 def environment_changes(
     recorded: Mapping[str, Any], present: Mapping[str, Any], *, same_phase: bool = True
-) -> Changes:
+) -> list[Difference]:
     """List the differences between what earlier steps ran on and present ones would, by key.
 
     Args:
@@ -149,25 +146,22 @@ def environment_changes(
         present: ran_on now.
         same_phase: Whether both are of one phase; else the phase's settings are not compared.
     """
-    keys = recorded.keys() | present.keys() if recorded else set()
-    if not same_phase:
-        keys = {key for key in keys if key not in SETTINGS and not key.startswith("deepspeed.")}
-    return {
-        key: (recorded.get(key), present.get(key))
-        for key in sorted(keys)
-        if recorded.get(key) != present.get(key)
-    }
+    found = _differences(dict(recorded), dict(present)) if recorded else []
+    if same_phase:
+        return found
+    return [
+        one for one in found if one.key not in SETTINGS and not one.key.startswith("deepspeed.")
+    ]
 
 
-def history_entries(step: int, changes: Changes) -> list[dict[str, Any]]:
+def history_entries(step: int, changed: Iterable[Difference]) -> list[dict[str, Any]]:
     """Return the entries of a position's history for what changed after a step."""
-    return [{"step": step, "key": key, "old": a, "new": b} for key, (a, b) in changes.items()]
+    return [{"step": step, "key": one.key, "old": one.old, "new": one.new} for one in changed]
 
 
-def format_changes(changes: Changes, most: int = MOST_SHOWN) -> list[str]:
-    """Format at most `most` changes as `key old -> new`, and a count of the rest."""
-    lines = [f"{key} {_format(old)} -> {_format(new)}" for key, (old, new) in changes.items()]
-    return lines if len(lines) <= most else [*lines[:most], f"{len(lines) - most} more"]
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[Difference]:
+    """List what differs, sorted by key. A history is JSON, where a missing value is null."""
+    return sorted(setting_differences(old, new, missing=None), key=attrgetter("key"))
 
 
 LEFT_OUT: dict[str, Any] = {
@@ -176,20 +170,3 @@ LEFT_OUT: dict[str, Any] = {
     "overrides": {},
 }
 """Values of keys that `trains` omits. A warm-up is omitted if it is a share of the schedule."""
-
-
-def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for name in sorted(old.keys() | new.keys()):
-            path = f"{key}.{name}" if key else name
-            yield from _differences(path, old.get(name), new.get(name))
-    elif old != new:
-        yield key, (old, new)
-
-
-def _format(value: Any) -> str:
-    if value is None:
-        return "none"
-    text = json.dumps(value) if isinstance(value, bool | list | dict) else str(value)
-    digest = len(text) == 64 and all(letter in "0123456789abcdef" for letter in text)
-    return text[:TEXT_LENGTH] if digest else text[:60]

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact.recipe import Difference, format_differences
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training.checkpointing import conditions, preflight, set_aside
-from zerotrain.training.checkpointing.conditions import Changes
 from zerotrain.training.checkpointing.progress_folder import saved_steps
 
-MOST_LINES = 20
+MOST_SHOWN = 20
 
 
 def prepare_progress_folder(
@@ -104,13 +104,17 @@ def _handle_later_checkpoints(progress: Path, phase: ResolvedPhase) -> list[str]
     ]
 
 
-def _describe_change(progress: Path, phase: ResolvedPhase, step: int, changed: Changes) -> str:
-    values = "; ".join(conditions.format_changes(changed, MOST_LINES))
+def _describe_change(
+    progress: Path, phase: ResolvedPhase, step: int, changed: list[Difference]
+) -> str:
+    values = format_differences(changed, MOST_SHOWN)
     return f"{progress}: its {step:,} steps were trained with other values than phase " + (
         f"{phase.phase} has now ({values})"
     )
 
 
-def _describe_continuation(phase: ResolvedPhase, step: int, changed: Changes, why: str) -> str:
-    values = "; ".join(conditions.format_changes(changed, MOST_LINES))
+def _describe_continuation(
+    phase: ResolvedPhase, step: int, changed: list[Difference], why: str
+) -> str:
+    values = format_differences(changed, MOST_SHOWN)
     return f"{phase.phase}: continues from step {step} with other values ({values}): {why}"

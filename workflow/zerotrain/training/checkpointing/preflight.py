@@ -13,12 +13,12 @@ from typing import Any
 
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.documents import read_record
+from zerotrain.artifact.recipe import Difference
 from zerotrain.config.optimizers import continues
 from zerotrain.config.optimizers import slots as slots_of
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.state.position import EMA_SLOT, MASTER, TrainerState, read_position
-from zerotrain.training.checkpointing.conditions import Changes
 from zerotrain.training.checkpointing.progress_folder import end_step, newest_step
 
 LAUNCH_KEYS = {
@@ -42,7 +42,7 @@ class _StateFile:
     slots: dict[str, Any]
 
 
-def check_progress(progress: Path, changed: Changes, phase: ResolvedPhase) -> None:
+def check_progress(progress: Path, changed: list[Difference], phase: ResolvedPhase) -> None:
     """Refuse to resume, or set aside, checkpoints that another launch made.
 
     Args:
@@ -55,15 +55,16 @@ def check_progress(progress: Path, changed: Changes, phase: ResolvedPhase) -> No
             that exports and continues.
     """
     step = newest_step(progress, phase.derived.until_step)
+    by_key = {one.key: one for one in changed}
     differing = [
-        f"{word} {changed[key][0]}, now {changed[key][1]}"
+        f"{word} {by_key[key].old}, now {by_key[key].new}"
         for key, word in LAUNCH_KEYS.items()
-        if key in changed
+        if key in by_key
     ]
     if step is None or not differing:
         return
     way = (
-        f"`{switch_command(phase, changed)}` ends the phase at step {step}, "
+        f"`{switch_command(phase, by_key)}` ends the phase at step {step}, "
         "exports it and continues from there in a new phase, with nothing lost"
     )
     if end_step(progress, phase) is not None:

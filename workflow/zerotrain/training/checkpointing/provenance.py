@@ -11,13 +11,13 @@ import torch
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact, write_json
+from zerotrain.artifact.recipe import Difference
 from zerotrain.artifact.source_commit import source_commit
 from zerotrain.artifact.stage_versions import VERSIONS
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.software import device_software, software
 from zerotrain.state.position import TrainerState, read_position
 from zerotrain.training.checkpointing import conditions
-from zerotrain.training.checkpointing.conditions import Changes
 
 MADE_BY = "made_by.json"
 """File among the records of a checkpoint: {"commit", "version"}."""
@@ -32,7 +32,7 @@ class Provenance:
     trains: dict[str, Any] = field(default_factory=dict)
     ran_on: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
-    changed: Changes = field(default_factory=dict)
+    changed: list[Difference] = field(default_factory=list)
     """What differs from the steps before."""
 
     @cached_property
@@ -117,11 +117,11 @@ def _describe_resumed(trains: dict[str, Any], now: dict[str, Any], resume: Path)
     position = read_position(manifest, "checkpoint.json")
     recorded = conditions.read_conditions(resume)
     changed = conditions.changes(recorded, trains)
-    changed |= conditions.environment_changes(recorded.ran_on, now)
+    changed += conditions.environment_changes(recorded.ran_on, now)
     return Provenance(trains, now, continue_history(position, changed), changed)
 
 
-def continue_history(position: TrainerState, changed: Changes) -> list[dict[str, Any]]:
+def continue_history(position: TrainerState, changed: list[Difference]) -> list[dict[str, Any]]:
     """Return the history of steps that follow a position.
 
     Args:
@@ -133,9 +133,5 @@ def continue_history(position: TrainerState, changed: Changes) -> list[dict[str,
         before: another program made them.
     """
     unknown = position.step and not position.ran_on
-    begin = (
-        conditions.history_entries(position.step, {RECORDED: (None, "from here")})
-        if unknown
-        else []
-    )
-    return position.history + begin + conditions.history_entries(position.step, changed)
+    begin = [Difference("settings", RECORDED, None, "from here")] if unknown else []
+    return position.history + conditions.history_entries(position.step, [*begin, *changed])

@@ -14,7 +14,7 @@ from typing import Any
 
 from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, RECORDS, Artifact
-from zerotrain.artifact.recipe import Difference, Recipe
+from zerotrain.artifact.recipe import Difference, Recipe, format_differences, setting_differences
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
@@ -22,7 +22,6 @@ from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.output import print_message
 from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing import conditions, set_aside
-from zerotrain.training.checkpointing.conditions import Changes
 from zerotrain.training.checkpointing.inputs import Inputs
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 
@@ -61,19 +60,17 @@ def keep(output: Path, progress: Path, inputs: Inputs) -> bool:
             hint="restore it from a copy; to train the phase from its start instead, move "
             f"{output} away",
         ) from error
-    changed = conditions.changes(made, inputs.trains)
-    if set_aside.is_accepted(progress, inputs.trains):
-        changed = {}
-    edited = bool(changed)  # train.on_change decides once it is put back
-    if not changed and _has_ended(checkpoint, position.step, phase):
+    # Of an edit train.on_change decides once the checkpoint is put back.
+    accepted = set_aside.is_accepted(progress, inputs.trains)
+    edited = [] if accepted else conditions.changes(made, inputs.trains)
+    moved = _end_changes(checkpoint, position.step, phase)
+    if not edited and not moved:
         print_message(f"{phase.phase}: {output} is what the phase trains, up to step "
              f"{phase.derived.until_step}: it is kept")  # fmt: skip
         os.utime(output / MANIFEST)
         return True
     ended = checkpoint.content.get("until", position.step)
-    extended = not changed and position.step == ended < phase.derived.until_step
-    if not changed and not extended:
-        changed = _end_changes(checkpoint, position.step, phase)
+    extended = position.step == ended < phase.derived.until_step
     resumes = position.step <= phase.derived.until_step
     if resumes and (extended or edited or phase.train.on_change == "continue"):
         progress.mkdir(parents=True, exist_ok=True)
@@ -85,7 +82,7 @@ def keep(output: Path, progress: Path, inputs: Inputs) -> bool:
             "put back into it"
         )
         return False
-    _replace(output, position.step, changed, phase, resumes=resumes)
+    _replace(output, position.step, edited or moved, phase, resumes=resumes)
     return False
 
 
@@ -95,25 +92,21 @@ def _is_published(output: Path) -> bool:
     return artifact.is_published(output)
 
 
-def _end_changes(checkpoint: Artifact, step: int, phase: ResolvedPhase) -> Changes:
-    """Return how the phase's end differs from the end of a published checkpoint."""
-    ends = {
-        "until": (checkpoint.content.get("until", step), phase.derived.until_step),
-        "validation": (checkpoint.content.get("validation"), phase.derived.validation),
-    }
-    if ends["validation"][0] is None:
-        del ends["validation"]
-    return {key: (old, new) for key, (old, new) in ends.items() if old != new}
+def _end_changes(checkpoint: Artifact, step: int, phase: ResolvedPhase) -> list[Difference]:
+    """List how the phase's end differs from the end of a published checkpoint."""
+    now = {"until": phase.derived.until_step, "validation": phase.derived.validation}
+    made = {"until": step, "validation": now["validation"]}
+    recorded = {key: checkpoint.content[key] for key in made if checkpoint.content.get(key)}
+    return setting_differences(made | recorded, now)
 
 
 def _replace(
-    output: Path, step: int, changed: Changes, phase: ResolvedPhase, *, resumes: bool
+    output: Path, step: int, changed: list[Difference], phase: ResolvedPhase, *, resumes: bool
 ) -> None:
     """Move aside a published checkpoint that the phase does not continue from, or refuse to."""
-    values = "; ".join(conditions.format_changes(changed))
     what = (
         f"{output}: its {step:,} steps are those of other values than phase {phase.phase} has now "
-        f"({values})"
+        f"({format_differences(changed)})"
     )
     if phase.train.on_change == "continue":
         raise PipelineError(
@@ -159,8 +152,8 @@ def differences(
     changed = _end_changes(checkpoint, position.step, launched.phase)
     if set_aside.read_accepted(progress) != launched.trains:
         recorded = conditions.read_conditions(checkpoint.folder)
-        changed |= conditions.changes(recorded, launched.trains)
-    return [Difference("settings", key, old, new) for key, (old, new) in changed.items()]
+        changed += conditions.changes(recorded, launched.trains)
+    return changed
 
 
 def is_current(
@@ -214,7 +207,7 @@ def publish(
         }
     if changed:
         set_aside.write_accepted(progress, inputs.trains)
-        values = "; ".join(conditions.format_changes(changed))
+        values = format_differences(changed)
         message = (
             f"what is published was trained with other values ({values})"
             if early
@@ -229,12 +222,6 @@ def publish(
     with artifact.publish(output, KIND, parents=parents, recipe=recipe) as draft:
         _link(rolling, draft)
         draft.content = content
-
-
-def _has_ended(checkpoint: Artifact, step: int, phase: ResolvedPhase) -> bool:
-    """Return whether a published checkpoint of a step is of the phase's end."""
-    ended = checkpoint.content.get("until", step) == phase.derived.until_step
-    return ended and checkpoint.content.get("validation") in (None, phase.derived.validation)
 
 
 def _is_equal_published(output: Path, rolling: Artifact, content: dict[str, Any]) -> bool:
