@@ -52,6 +52,22 @@ def test_settings_are_compared_by_key_and_by_phase() -> None:
     ]
 
 
+def test_entries_with_names_are_compared_by_name_and_in_their_order() -> None:
+    """Those of data.sources, which are no phases: the order of sources is that of samples."""
+    cats, dogs = {"name": "cats", "repeats": 2}, {"name": "dogs"}
+    old = recipe(settings={"data": {"sources": [cats, dogs]}})
+
+    def found(*sources: dict[str, object]) -> list[Difference]:
+        return differences(old, recipe(settings={"data": {"sources": [*sources]}}))
+
+    key = "data.sources"
+    assert found(cats | {"repeats": 3}, dogs) == [
+        Difference("settings", f"{key}.cats.repeats", 2, 3)
+    ]
+    assert found(cats) == [Difference("settings", f"{key}.dogs", dogs, NOT_SET)]
+    assert found(dogs, cats) == [Difference("settings", key, ["cats", "dogs"], ["dogs", "cats"])]
+
+
 def test_an_unknown_input_differs_from_none() -> None:
     """One that is made again may come out as it was; a known other one differs, and one that is
     none any more."""

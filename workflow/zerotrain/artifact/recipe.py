@@ -22,6 +22,8 @@ SHOWN = 4
 """Differences that a message shows."""
 WIDTH = 40
 """Characters that are shown per value."""
+PHASES = "phases"
+"""The key of the list of phases."""
 DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -105,7 +107,8 @@ yet, files on a disk that is not mounted."""
 
 
 def setting_differences(old: Any, new: Any, missing: Any = NOT_SET) -> list[Difference]:
-    """List the values that differ, by dotted key; those of a list of phases by phase.
+    """List the values that differ, by dotted key; those of a list of phases by phase, and those of
+    other lists whose entries have names by name.
 
     Args:
         old: The former values.
@@ -146,15 +149,20 @@ def _format(value: Any) -> str:
 
 
 def _compare(key: str, old: Any, new: Any, phase: str, missing: Any) -> Iterator[Difference]:
-    if _are_phases(old) and _are_phases(new):
-        olds, news = ({one["name"]: one for one in phases} for phases in (old, new))
+    if _are_named(old) and _are_named(new):
+        olds, news = ({one["name"]: one for one in named} for named in (old, new))
         for name in olds | news:
-            if name in olds and name in news:
-                yield from _compare("", olds[name], news[name], name, missing)
+            pair = olds.get(name, missing), news.get(name, missing)
+            if key != PHASES:
+                yield from _compare(f"{key}.{name}", *pair, phase, missing)
+            elif name in olds and name in news:
+                yield from _compare("", *pair, name, missing)
             else:
                 old_name = name if name in olds else missing
                 new_name = name if name in news else missing
                 yield Difference("settings", "phase", old_name, new_name)
+        if olds.keys() == news.keys() and [*olds] != [*news]:
+            yield Difference("settings", key, [*olds], [*news])
     elif isinstance(old, dict) and isinstance(new, dict):
         for name in old | new:
             path = f"{key}.{name}" if key else str(name)
@@ -164,7 +172,7 @@ def _compare(key: str, old: Any, new: Any, phase: str, missing: Any) -> Iterator
         yield Difference("settings", key, old, new, phase)
 
 
-def _are_phases(value: Any) -> bool:
+def _are_named(value: Any) -> bool:
     found = isinstance(value, Sequence) and not isinstance(value, str) and bool(value)
     return found and all(
         isinstance(one, dict) and isinstance(one.get("name"), str) for one in value
