@@ -503,7 +503,11 @@ def test_a_file_of_weights_leads_to_its_folder(chain: Path, tmp_path: Path) -> N
 
 
 def test_a_file_that_no_manifest_lists_is_reported(chain: Path) -> None:
-    """In weights it is a finding, since programs load what lies there; in other places a note."""
+    """In weights it is a finding, since programs load what lies there; in other places a note. The
+    settings files in a dataset's folder are neither."""
+    settings = Path("results/data/cats/settings/prepare_dataset.json")
+    settings.parent.mkdir()
+    settings.write_text("{}", encoding="utf-8")
     Path(f"{RUN}/base/stray.bin").write_text("stray", encoding="utf-8")
     assert document()["notes"] == [f"{RUN}/base/stray.bin: not listed, never read"]
     assert named() == []

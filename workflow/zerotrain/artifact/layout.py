@@ -3,6 +3,7 @@
 config/*.yaml                 one run each, or several under `runs`
 results/<run>/                base, report, imported/state, and a folder for each phase
 results/<run>/<phase>/        launch, progress, checkpoint, weights, state, evaluation
+.../settings/                 the settings file of each stage of a run, phase or dataset
 results/data/<name>/          a dataset; cache/<size>, and a base that several runs share;
                               cache_shards/<size>/<range> of a cache that several jobs encode
 """
@@ -18,6 +19,8 @@ DATA = "data"
 OF_PHASE = ("launch", "checkpoint", "weights", "state", "evaluation")
 """Artifacts of a phase."""
 ROLLING = "progress"
+SETTINGS = "settings"
+"""The folder with the settings files of stages, which no manifest lists."""
 LOG = "metrics.jsonl"
 RESOURCES = "resources.json"
 PENDING = "pending.json"

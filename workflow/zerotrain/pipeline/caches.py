@@ -273,7 +273,7 @@ class Verdict:
 def verify(folder: Path) -> Verdict:
     """Hash every file of a cache that its manifest lists, and every orphan.
 
-    What is damaged is remembered: the next `snakemake` makes it again, and nothing else.
+    The last line has the command that makes what is damaged again.
 
     Raises:
         PipelineError: the cache has no manifest, or a wrong one.

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact import layout
 from zerotrain.artifact.damage import MANIFEST
 from zerotrain.artifact.layout import DATA, RESULTS, DataFolder, RunFolder
 from zerotrain.config.models import Phase
@@ -22,7 +23,6 @@ from zerotrain.errors import PipelineError
 from zerotrain.evaluation.results import METRICS
 from zerotrain.pipeline.graph.runs import Runs, checked
 
-SETTINGS_FOLDER = "settings"
 SHARDS = "cache_shards"
 
 
@@ -169,7 +169,7 @@ class Artifacts:
         # A base that is built stays as it is when its dataset changes: with another tokenizer or
         # autoencoder every sample would be encoded again, and every phase trained again.
         dataset = {"dataset": (DataFolder(run.data_name).path,)} if run.is_preset else {}
-        file = folder.with_name(SETTINGS_FOLDER) / "build_base.json"
+        file = folder.with_name(layout.SETTINGS) / "build_base.json"
         return Planned("build_base", (folder,), file, run, unrecorded=dataset)
 
     def _caches(self, run: RunConfig) -> Iterator[Planned]:
@@ -248,9 +248,9 @@ OF_DATA = ("prepare_dataset", "cache_latents")
 
 def of_data(name: str, stage: str, *parts: str) -> Path:
     """Return the settings file of a dataset's stage; `parts` are the cache's size and range."""
-    return DataFolder(name).path / SETTINGS_FOLDER / f"{'-'.join([stage, *parts])}.json"
+    return DataFolder(name).path / layout.SETTINGS / f"{'-'.join([stage, *parts])}.json"
 
 
 def of_run(run: str, stage: str, phase: str = "") -> Path:
     """Return the settings file of a run's stage, or of its phase's."""
-    return RunFolder(run).path / phase / SETTINGS_FOLDER / f"{stage}.json"
+    return RunFolder(run).path / phase / layout.SETTINGS / f"{stage}.json"

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import MANIFEST, Artifact
+from zerotrain.artifact.layout import SETTINGS
+from zerotrain.artifact.manifest import DATASET
 from zerotrain.machine.regular_file import open_to_read
 from zerotrain.pipeline.lineage.chain import SHORT, Finding
 
@@ -73,6 +75,7 @@ class Files:
 def unlisted(folder: Artifact) -> list[str]:
     """List files that the folder's manifest does not list, outside nested published folders."""
     inside = [p.parent for p in folder.folder.rglob(MANIFEST) if p.parent != folder.folder]
+    inside += [folder.folder / SETTINGS] if folder.kind == DATASET else []
     return sorted(
         name
         for path in folder.folder.rglob("*")
