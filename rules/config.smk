@@ -56,7 +56,7 @@ RESOURCES = JobResources(RUNS, workflow)
 if workflow.is_main_process:
     end_with_supervisor()  # otherwise it would publish for a command that has ended
     checked(make_writable)(RUNS.by_name.values())
-    CURRENCY = checked(refresh)(ARTIFACTS)
+    CURRENCY = checked(refresh)(ARTIFACTS.planned.values())
     replace_output(workflow, CURRENCY, first_lines)
 
 

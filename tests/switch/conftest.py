@@ -17,7 +17,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_run_yaml
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
-from zerotrain.pipeline import snakemake
+from zerotrain.pipeline.graph import reruns
 from zerotrain.pipeline.options import SwitchOptions
 from zerotrain.pipeline.switch import checks as switch_checks
 from zerotrain.pipeline.switch import command as switch
@@ -53,7 +53,7 @@ lock.release()
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project whose run has two phases, nothing made; Snakemake plans what a cut needs."""
     jobs = dict.fromkeys(switch_checks.PUBLISHING, 1)
-    monkeypatch.setattr(snakemake, "plan", lambda config, targets: jobs)
+    monkeypatch.setattr(reruns, "count_jobs", lambda runs, targets: jobs)
     (tmp_path / "Snakefile").touch()
     shutil.copytree(ROOT / "config/launch", tmp_path / "config/launch")
     (tmp_path / "config/flowers.yaml").write_text(CONFIG)

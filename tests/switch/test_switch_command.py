@@ -30,6 +30,7 @@ from zerotrain.config.read import read_config
 from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline import snakemake
+from zerotrain.pipeline.graph import reruns
 from zerotrain.pipeline.options import SwitchOptions
 from zerotrain.pipeline.switch import (
     checks as switch_checks,
@@ -302,7 +303,7 @@ def test_a_dry_run_says_what_snakemake_plans(monkeypatch: pytest.MonkeyPatch) ->
         ({"train_phase": 1, "export_weights": 1}, "train_phase, export_weights"),
         ({}, "nothing to be done"),
     ):
-        monkeypatch.setattr(snakemake, "plan", lambda config, targets, jobs=jobs: jobs)
+        monkeypatch.setattr(reruns, "count_jobs", lambda runs, targets, jobs=jobs: jobs)
         done = switch.switch(SwitchOptions("flowers", "zero2", dry_run=True))
         assert done.endswith(f"plain/weights/manifest.json: {said}")
 

@@ -30,6 +30,7 @@ from tests.switch.conftest import (
 from zerotrain.config.read import read_config
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline import snakemake as snakemake_calls
+from zerotrain.pipeline.graph import reruns
 from zerotrain.pipeline.options import SwitchOptions
 from zerotrain.pipeline.switch import (
     checks as switch_checks,
@@ -47,6 +48,7 @@ FILE = Path("config/flowers.yaml")
 RACER = """
 import sys
 from zerotrain.pipeline import snakemake as snakemake_calls
+from zerotrain.pipeline.graph import reruns
 from zerotrain.pipeline.options import SwitchOptions
 from zerotrain.pipeline.switch import command as switch
 from zerotrain.errors import PipelineError
@@ -56,11 +58,11 @@ def reach(event):
     if sys.stdin.readline() == "fail\\n":
         raise PipelineError("Snakemake failed", hint="none")
 
-def plan(config, targets):
+def plan(runs, targets):
     reach("plan")
     return dict.fromkeys(("render_launch", "train_phase", "export_weights"), 1)
 
-snakemake_calls.plan, snakemake_calls.make = plan, lambda config, targets: reach("make")
+reruns.count_jobs, snakemake_calls.make = plan, lambda config, targets: reach("make")
 try:
     print("done:", switch.switch(SwitchOptions("flowers", sys.argv[1])))
 except PipelineError as error:
@@ -85,7 +87,7 @@ def snakemake(saved: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     def stand_in(plan: Hook = lambda call: None, make: Hook = lambda call: None) -> None:
         calls = {"plan": 0, "make": 0}
 
-        def planned(config: Path, targets: list[str]) -> dict[str, int]:
+        def planned(runs: object, targets: list[str]) -> dict[str, int]:
             calls["plan"] += 1
             plan(calls["plan"])
             return dict.fromkeys(switch_checks.PUBLISHING, 1)
@@ -96,7 +98,7 @@ def snakemake(saved: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
             if "launch" not in targets[0]:
                 export("plain", 100)
 
-        monkeypatch.setattr(snakemake_calls, "plan", planned)
+        monkeypatch.setattr(reruns, "count_jobs", planned)
         monkeypatch.setattr(snakemake_calls, "make", made)
 
     stand_in()

@@ -21,9 +21,8 @@ from zerotrain.config.command_options import MAIN_CONFIG
 from zerotrain.config.runs import read_runs
 from zerotrain.data import files
 from zerotrain.pipeline.graph.artifacts import Artifacts, Planned
-from zerotrain.pipeline.graph.currency import refresh
 from zerotrain.pipeline.graph.files import digests
-from zerotrain.pipeline.graph.reruns import Reruns, find_target
+from zerotrain.pipeline.graph.reruns import Reruns, plan
 from zerotrain.pipeline.graph.runs import Runs
 from zerotrain.pipeline.why.causes import Causes, find_causes
 from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -65,7 +64,7 @@ class BuiltRun:
     def artifacts(self) -> Artifacts:
         """The artifacts of the configuration as it is now."""
         MAIN_CONFIG.write_text(yaml.safe_dump(self.config))
-        files._walk_once.cache_clear()
+        files.forget_walks()
         return Artifacts(Runs(read_runs(MAIN_CONFIG)))
 
     def build(self, *stages: str) -> None:
@@ -76,8 +75,8 @@ class BuiltRun:
 
     def reruns(self, target: str = "train") -> Reruns:
         """What would run for a target."""
-        artifacts = self.artifacts()
-        return Reruns(refresh(artifacts), find_target(target, [*artifacts.planned.values()]))
+        self.artifacts()  # writes the configuration
+        return plan(read_runs(MAIN_CONFIG), [target])
 
     def running(self, target: str = "train") -> list[str]:
         """The names of what would run."""

@@ -31,7 +31,7 @@ def dag_of(run, *, forced: str = "", edited: str = "") -> Any:
 
 def lines_of(run, **given: str) -> list[str]:
     """What a dry run begins with."""
-    return first_lines(dag_of(run, **given), refresh(run.artifacts()))
+    return first_lines(dag_of(run, **given), refresh(run.artifacts().planned.values()))
 
 
 def test_a_dry_run_names_the_causes(run):

@@ -19,7 +19,7 @@ from zerotrain.stages.prepare_dataset import prepare_dataset
 @pytest.fixture(autouse=True)
 def walk_again() -> None:
     """A process walks through a folder once."""
-    files._walk_once.cache_clear()
+    files.forget_walks()
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_only_images_that_are_new_are_read(data, monkeypatch):
     assert read == []
     (photos / "3.png").rename(photos / "new.png")
     (photos / "3.txt").rename(photos / "new.txt")
-    files._walk_once.cache_clear()
+    files.forget_walks()
     assert sentences(data) == ["1 image renamed: 3.png -> new.png"]
     assert read == ["new.png"]
     shutil.rmtree(photos.parent / "dataset" / files.FOLDER)
@@ -95,7 +95,7 @@ def test_held_out_samples_and_names_train_nothing(data):
     assert changes is not None
     assert changes.trains_same
     (photos / "8.txt").write_text("eight")
-    files._walk_once.cache_clear()
+    files.forget_walks()
     changes = compare_samples(data, photos.parent / "dataset")
     assert changes is not None
     assert (changes.trains_same, changes.trains_same_images) == (False, True)

@@ -251,6 +251,11 @@ _walk_once = cache(_walk)
 """A plan checks a dataset, and then computes its digest: one walk for both."""
 
 
+def forget_walks() -> None:
+    """Walk through folders again that were walked through."""
+    _walk_once.cache_clear()
+
+
 def _token(stat: str, sha256: str) -> str:
     return stat if sha256 == UNREAD else sha256
 

@@ -24,6 +24,7 @@ from zerotrain import artifact
 from zerotrain.artifact.documents import parse_json, read_json_lines, read_text
 from zerotrain.artifact.layout import LOG, RESULTS
 from zerotrain.config.read import read_config
+from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import read_run_yaml, write_launch_files, write_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
@@ -31,6 +32,7 @@ from zerotrain.machine.child_process import SUPERVISOR, supervisor_mark
 from zerotrain.machine.output import print_message
 from zerotrain.machine.regular_file import open_to_append
 from zerotrain.pipeline import snakemake
+from zerotrain.pipeline.graph import reruns
 from zerotrain.pipeline.switch.point import phase_folder, training_inputs
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import EMA_SLOT, MASTER
@@ -66,7 +68,7 @@ def verify_resume(config: Path, phase: str | None = None, steps: int = 10) -> Ve
     parsed = read_config(config)
     chosen = parsed.phase(phase) if phase else parsed.phases[0]
     inputs = {"launch": phase_folder(parsed, chosen) / "launch", **training_inputs(parsed, chosen)}
-    _make(config, inputs)
+    _make(config, parsed, inputs)
     RESULTS.mkdir(exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=f".verify-{parsed.run}-{chosen.name}-", dir=RESULTS))
     try:
@@ -79,11 +81,11 @@ def verify_resume(config: Path, phase: str | None = None, steps: int = 10) -> Ve
     return replace(verdict, lines=[*verdict.lines, f"both trainings are kept in {place}"])
 
 
-def _make(config: Path, inputs: dict[str, Path]) -> None:
+def _make(config: Path, run: RunConfig, inputs: dict[str, Path]) -> None:
     """Let Snakemake make missing or outdated inputs, but train no other phase."""
     snakemake.check_project()
     targets = [f"{folder}/manifest.json" for folder in inputs.values()]
-    jobs = snakemake.plan(config, targets)
+    jobs = reruns.count_jobs({str(config): run}, targets)
     if "train_phase" in jobs:
         raise PipelineError(
             f"the phase continues from {inputs['start']}, which is not trained yet",

@@ -20,7 +20,7 @@ from zerotrain.config.run import RunConfig
 from zerotrain.data.bad_samples import NO_CAPTION, Counted, count_bad
 from zerotrain.data.conditioning import check_equal_numbers
 from zerotrain.data.conditioning_file import prompt_files
-from zerotrain.data.files import DatasetFiles
+from zerotrain.data.files import DatasetFiles, forget_walks
 from zerotrain.data.source import Found
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.conditioning import (
@@ -114,6 +114,7 @@ def count_conditioning(data: DataConfig) -> int | None:
 
 def forget_data() -> None:
     """Look again at data that was checked."""
+    forget_walks()
     _problems.cache_clear()
     _count.cache_clear()
 

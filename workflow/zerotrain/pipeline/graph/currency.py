@@ -35,7 +35,7 @@ from zerotrain.artifact.whole_file import write_whole
 from zerotrain.config import settings_file
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import check_writable
-from zerotrain.pipeline.graph.artifacts import Artifacts, Planned
+from zerotrain.pipeline.graph.artifacts import Planned
 from zerotrain.pipeline.graph.files import digests
 from zerotrain.training.checkpointing.progress_folder import saved_steps
 
@@ -63,14 +63,15 @@ class Currency:
         return [path for path in self.planned.outputs if not path.exists()]
 
 
-def refresh(artifacts: Artifacts) -> list[Currency]:
+def refresh(artifacts: Iterable[Planned]) -> list[Currency]:
     """Make settings files and file times agree with recipes.
 
     Args:
-        artifacts: Those of the planned runs.
+        artifacts: Those of the planned runs, or those that a target needs, in the order of the
+            graph.
 
     Returns:
-        What was found of each, in the order of the graph.
+        What was found of each, in this order.
 
     Raises:
         PipelineError: files that a configuration names cannot be used.
@@ -79,7 +80,7 @@ def refresh(artifacts: Artifacts) -> list[Currency]:
     # Snakemake, which writes there also in a dry run, would end in a traceback.
     check_writable(Path(".snakemake"))
     look = _Look()
-    return [_refresh(one, look) for one in artifacts.planned.values()]
+    return [_refresh(one, look) for one in artifacts]
 
 
 def mark_for_rebuild(planned: Planned) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from zerotrain.artifact.layout import RunFolder
+from zerotrain.config.run import RunConfig
 from zerotrain.config.suggestions import known_names
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.graph.artifacts import Planned
-from zerotrain.pipeline.graph.currency import Currency
+from zerotrain.pipeline.checks import check_runs, forget_checks
+from zerotrain.pipeline.graph.artifacts import Artifacts, Planned
+from zerotrain.pipeline.graph.currency import Currency, refresh
+from zerotrain.pipeline.graph.runs import Runs
 
 CACHE = (
     *("prepare_dataset", "build_base", "build_shared_base", "build_base_of_data"),
@@ -31,12 +35,54 @@ OF_PHASE = ("export_weights", "evaluate")
 """The rules that make what a phase is trained for."""
 
 
+def plan(runs: Mapping[str, RunConfig], targets: Sequence[str]) -> Reruns:
+    """Return what would run for targets.
+
+    Args:
+        runs: The runs, by their files.
+        targets: As find_target takes them.
+
+    Raises:
+        PipelineError: there is no such target.
+    """
+    every = [*Artifacts(Runs(runs)).planned.values()]
+    wanted = [one for target in targets for one in find_target(target, every)]
+    return Reruns(refresh(needed_for(wanted, every)), wanted)
+
+
+def count_jobs(runs: Mapping[str, RunConfig], targets: Sequence[str]) -> dict[str, int]:
+    """Look at all files anew, and count what would run for targets by rule, as `snakemake -n` does.
+
+    Args:
+        runs: The runs, by their files.
+        targets: As find_target takes them.
+
+    Raises:
+        PipelineError: what a run refers to cannot be used, or there is no such target.
+    """
+    forget_checks()
+    check_runs(runs)
+    return dict(Counter(one.planned.rule for one in plan(runs, targets).running))
+
+
+def needed_for(wanted: Iterable[Planned], every: Sequence[Planned]) -> list[Planned]:
+    """List artifacts and all that they are made from, in the order of the graph."""
+    maker = {folder: one for one in every for folder in one.folders}
+    needed, waiting = set[Path](), [*wanted]
+    while waiting:
+        one = waiting.pop()
+        if one.settings_file not in needed:
+            needed.add(one.settings_file)
+            waiting += [maker[path] for path in one.sources if path in maker]
+    return [one for one in every if one.settings_file in needed]
+
+
 class Reruns:
     """The artifacts that would run for a target.
 
     Args:
-        found: What was found of each artifact, in the order of the graph.
-        wanted: The artifacts that the target names; it needs what these are made from, too.
+        found: What was found of each artifact that the target needs, in the order of the graph.
+        wanted: The artifacts that the target names.
     """
 
     def __init__(self, found: Sequence[Currency], wanted: Iterable[Planned]) -> None:
@@ -47,12 +93,7 @@ class Reruns:
             one: [*dict.fromkeys(maker[path] for path in one.planned.sources if path in maker)]
             for one in found
         }
-        needed, waiting = set(named), [*named]
-        while waiting:
-            new = {*self._before[waiting.pop()]} - needed
-            needed |= new
-            waiting += new
-        self.needed = [one for one in found if one in needed]
+        self.needed = [*found]
         """What the target names and all that is made before it, in the order of the graph."""
         self._after: dict[Currency, list[Currency]] = {one: [] for one in self.needed}
         for one in self.needed:

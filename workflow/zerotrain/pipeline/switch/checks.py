@@ -9,7 +9,6 @@ from pathlib import Path
 from zerotrain import artifact
 from zerotrain.artifact.documents import read_record
 from zerotrain.artifact.layout import RunFolder
-from zerotrain.artifact.leftovers import temporary_path
 from zerotrain.artifact.recipe import format_differences
 from zerotrain.config.edit import Split
 from zerotrain.config.models import Phase
@@ -17,9 +16,8 @@ from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import read_run_yaml
-from zerotrain.machine.disk_errors import writing
-from zerotrain.machine.regular_file import write_text
 from zerotrain.pipeline import snakemake
+from zerotrain.pipeline.graph import reruns
 from zerotrain.pipeline.switch.point import (
     Position,
     phase_folder,
@@ -34,17 +32,15 @@ PUBLISHING = ("render_launch", "train_phase", "export_weights")
 
 
 def check_only_ends_phase(
-    text: str, file: Path, config: RunConfig, phase: Phase, targets: list[str], folder: Path
+    switched: RunConfig, file: Path, phase: Phase, targets: list[str]
 ) -> dict[str, int]:
     """Check that Snakemake would only end the phase, as its inputs may have changed.
 
     Args:
-        text: The configuration with the switch.
-        file: Its file, for messages.
-        config: The run.
+        switched: The run with the switch.
+        file: Its file.
         phase: The phase to end.
         targets: The files that end it.
-        folder: Folder for a temporary copy of the text.
 
     Returns:
         The jobs that end the phase, by rule.
@@ -52,17 +48,10 @@ def check_only_ends_phase(
     Raises:
         PipelineError: other jobs would run; the message names them.
     """
-    draft = temporary_path(folder / file.name, "new")
-    try:
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            write_text(draft, text)
-        jobs = snakemake.plan(draft, targets)
-    finally:
-        draft.unlink(missing_ok=True)
+    jobs = reruns.count_jobs({str(file): switched}, targets)
     other = sorted(rule for rule, count in jobs.items() if rule not in PUBLISHING or count > 1)
     if other:
-        inputs = [f"{folder}/manifest.json" for folder in training_inputs(config, phase).values()]
+        inputs = [f"{folder}/manifest.json" for folder in training_inputs(switched, phase).values()]
         raise PipelineError(
             f"{file}: what {phase.name} depends on has changed since it was trained: "
             f"{', '.join(other)} would run first; {file} is as it was",

@@ -111,7 +111,7 @@ def _dry_run(request: SwitchOptions, file: Path, folder: Path) -> str:
     config, text = _read(file)
     if done := find_done(config, file, request):
         return done
-    plan = plan_switch(config, text, file, folder, request)
+    plan = plan_switch(config, text, file, request)
     before, after = text.splitlines(), plan.edit.text.splitlines()
     lines = difflib.unified_diff(before, after, str(file), str(file), lineterm="")
     planned = ", ".join(plan.jobs) or "nothing to be done"
@@ -120,9 +120,6 @@ def _dry_run(request: SwitchOptions, file: Path, folder: Path) -> str:
 
 def _switch(request: SwitchOptions, file: Path, folder: Path) -> str:
     check_replaceable(file)
-    artifact.recover_interrupted_publish(
-        folder / file.name
-    )  # the copy that a killed switch planned with
     pending = take_over_killed(request, file, folder)
     while True:
         config, text = _read(file)
@@ -135,9 +132,9 @@ def _switch(request: SwitchOptions, file: Path, folder: Path) -> str:
         with _undone_on_failure(pending) if pending else nullcontext():
             # Stop a training only for a switch that is expected to succeed.
             if pending:
-                plan = check_plan(config, phase, pending, text, folder)
+                plan = check_plan(config, phase, pending, config)
             elif view.steps or not view.trainer:
-                plan = plan_switch(config, text, file, folder, request)
+                plan = plan_switch(config, text, file, request)
             stopped = stop_training(view.places.progress, request.wait)
         if plan is None or stopped:
             continue

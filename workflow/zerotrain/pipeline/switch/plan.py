@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.documents import parse_yaml
-from zerotrain.artifact.layout import CONFIGS, RunFolder
+from zerotrain.artifact.layout import CONFIGS, SETTINGS, RunFolder
 from zerotrain.config.edit import Split
 from zerotrain.config.models import Phase
 from zerotrain.config.read import parse_config
@@ -42,16 +42,13 @@ class Plan:
     jobs: dict[str, int]
 
 
-def plan_switch(
-    config: RunConfig, text: str, file: Path, folder: Path, request: SwitchOptions
-) -> Plan:
+def plan_switch(config: RunConfig, text: str, file: Path, request: SwitchOptions) -> Plan:
     """Plan a user's request.
 
     Args:
         config: The run.
         text: Its configuration's text.
         file: The configuration's file.
-        folder: A folder that the switch may write to.
         request: The request.
 
     Raises:
@@ -61,16 +58,15 @@ def plan_switch(
     step = choose_step(config, phase, request.at, until, file)
     split = _split(config, phase, step, request)
     edit = SwitchEdit(file=file, former=text, split=split, until=until)
-    _check_split(edit.text, file, split)
-    return check_plan(config, phase, edit, edit.text, folder)
+    return check_plan(config, phase, edit, _parse_split(edit.text, file, split))
 
 
-def check_plan(config: RunConfig, phase: Phase, edit: SwitchEdit, text: str, folder: Path) -> Plan:
-    """Check what Snakemake would do with a configuration that has the edit."""
+def check_plan(config: RunConfig, phase: Phase, edit: SwitchEdit, switched: RunConfig) -> Plan:
+    """Check what Snakemake would do with a run that has the edit."""
     targets = [
         f"{phase_folder(config, phase)}/{part}/manifest.json" for part in ("state", "weights")
     ]
-    jobs = check_only_ends_phase(text, edit.file, config, phase, targets, folder)
+    jobs = check_only_ends_phase(switched, edit.file, phase, targets)
     return Plan(config, phase, edit, targets, jobs)
 
 
@@ -168,15 +164,20 @@ def _following(
 def _free_name(config: RunConfig, base: str) -> str:
     taken = {phase.name for phase in config.phases}
     name, count = base, 1
-    while name in taken or (RunFolder(config.run).path / name).exists():
+    while name in taken or _has_results(RunFolder(config.run).path / name):
         count += 1
         name = f"{base}-{count}"
     return name
 
 
-def _check_split(text: str, file: Path, split: Split) -> None:
+def _has_results(folder: Path) -> bool:
+    """Return whether a folder has more than the settings files of a plan."""
+    return folder.is_dir() and any(one.name != SETTINGS for one in folder.iterdir())
+
+
+def _parse_split(text: str, file: Path, split: Split) -> RunConfig:
     try:
-        parse_config(parse_yaml(text, file), str(file))
+        return parse_config(parse_yaml(text, file), str(file))
     except PipelineError as error:
         hint = f"{error.hint}; {file} is as it was"
         if "offload_path" in error.what and "offload_path" not in split.launch:

@@ -15,10 +15,8 @@ from zerotrain.errors import PipelineError
 from zerotrain.importers import enable_launch_files
 from zerotrain.machine.disk import size
 from zerotrain.pipeline.checks import read_checked_runs
-from zerotrain.pipeline.graph.artifacts import Artifacts
-from zerotrain.pipeline.graph.currency import Currency, refresh
-from zerotrain.pipeline.graph.reruns import Reruns, find_target
-from zerotrain.pipeline.graph.runs import Runs
+from zerotrain.pipeline.graph.currency import Currency
+from zerotrain.pipeline.graph.reruns import Reruns, plan
 from zerotrain.pipeline.why.causes import Causes, find_causes
 from zerotrain.pipeline.why.outcomes import Outcome, Outcomes
 from zerotrain.pipeline.why.samples import count, name_some
@@ -69,9 +67,7 @@ def why(config: Path, target: str | None, *, as_json: bool = False) -> str:
         PipelineError: the configuration is wrong, or there is no such target.
     """
     enable_launch_files()
-    artifacts = Artifacts(Runs(read_checked_runs(config)))
-    wanted = find_target(target or "train", [*artifacts.planned.values()])
-    reruns = Reruns(refresh(artifacts), wanted)
+    reruns = plan(read_checked_runs(config), [target or "train"])
     nothing_made = len(reruns.running) == len(reruns.needed)
     causes = find_causes(reruns.running, nothing_made=nothing_made)
     return (document if as_json else text)(reruns, causes, Outcomes(reruns, causes))
