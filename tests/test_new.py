@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.models.single_file_base import PARTS
 from zerotrain.pipeline.checks import read_checked_runs
 from zerotrain.pipeline.new_run import new as write
-from zerotrain.pipeline.new_text import OF_TEXT
+from zerotrain.pipeline.new_text import OF_OTHERS
 from zerotrain.pipeline.options import NewOptions
 
 HUB_ID = "stabilityai/stable-diffusion-xl-base-1.0"
@@ -155,7 +155,7 @@ def test_every_key_is_in_it(photos: Path, config: Path) -> None:
         assert re.search(rf"(?m)^#?{section}:", text), section
         keys = getattr(field.annotation, "model_fields", {}).keys()
         others = ObjectiveConfig.model_fields.keys() - {*FAMILIES["sdxl"].objective}
-        for key in keys - others - {*OF_TEXT}:
+        for key in keys - others - {*chain.from_iterable(OF_OTHERS["image"].values())}:
             assert re.search(rf"(?m)^  #?{key}: ", text), f"{section}.{key}"
 
 

@@ -98,7 +98,7 @@ OWN = {
         "state/open.py", "state/position.py", "state/state.py", "stages/evaluate.py",
     ),
     "records of a run, checked by type": (
-        "builder/processes.py", "builder/run_pages.py", "evaluation/curves.py",
+        "builder/processes.py", "builder/run_pages.py", "evaluation/tables.py",
         "launch/planner/forecasts.py",
         "launch/planner/trace_store.py", "pipeline/doctor/run.py", "pipeline/fetch.py",
         "pipeline/lineage/chain.py",

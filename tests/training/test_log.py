@@ -16,8 +16,8 @@ import torch
 from tests.builders.phases import make_tiny_phase
 
 from zerotrain.artifact.documents import check_type
-from zerotrain.evaluation.curves import read_log
 from zerotrain.machine.memory_watch import MemoryUse, memory_now
+from zerotrain.run.curves import Curves
 from zerotrain.run.report.memory import memory_panels
 from zerotrain.run.report.parts import Missing
 from zerotrain.run.view import RunView
@@ -124,7 +124,7 @@ def test_what_a_validation_finds_is_a_line_that_curves_leave_out(tmp_path) -> No
     log.record_validation(4, {"val_loss": 0.5, "val_perplexity": 1.6})
     expected = {"phase": "a", "step": 4, "val_loss": 0.5, "val_perplexity": 1.6}
     assert lines(tmp_path)[-1] == expected
-    assert [line["step"] for line in read_log(tmp_path / "metrics.jsonl")] == [4]
+    assert [line["step"] for line in Curves(lines(tmp_path)).steps] == [4]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

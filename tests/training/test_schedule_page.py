@@ -14,10 +14,10 @@ from tests.builders.runs import make_config
 
 from zerotrain.config.lr_scheduler import ARGUMENTS, OWN_KEYS
 from zerotrain.config.stage_settings import LaunchSettings
-from zerotrain.evaluation.curves import format_learning_rate
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.schedules import learning_rate, momentum
+from zerotrain.run.report.figures import format_learning_rate
 
 PAGE, PICTURE = Path("docs/schedules.md"), Path("docs/images/schedules.png")
 BEGIN, END = "<!-- arguments: generated -->", "<!-- arguments: end -->"

@@ -126,10 +126,12 @@ def prune(folder: Path, *, unfinished: bool = False, dry_run: bool = False) -> l
         }
         did = "would remove" if dry_run else "removed"
         lines = [
-            f"{folder}: {did} {_counted(paths, name)}" for name, paths in found.items() if paths
+            f"{folder}: {did} {_counted(paths, f'{name} shard')}"
+            for name, paths in found.items()
+            if paths
         ]
         if waiting and not unfinished:
-            kept = _counted(waiting, "unfinished")
+            kept = _counted(waiting, "unfinished shard")
             lines.append(f"{folder}: keeps {kept}, from which the next encoding continues")
         if not dry_run:
             for path in (path for paths in found.values() for path in paths):
@@ -142,9 +144,12 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if path.name != RECORD)
 
 
-def _counted(paths: list[Path], name: str) -> str:
-    shards = "shard" if len(paths) == 1 else "shards"
-    return f"{len(paths)} {name} {shards}, {size(sum(path.stat().st_size for path in paths))}"
+def _counted(paths: list[Path], name: str = "shard") -> str:
+    return _amount(len(paths), sum(path.stat().st_size for path in paths), name)
+
+
+def _amount(count: int, total: int, name: str = "shard") -> str:
+    return f"{count} {name}{'' if count == 1 else 's'}, {size(total)}"
 
 
 def _remove_emptied(folder: Path) -> None:
@@ -174,8 +179,9 @@ def show(folder: Path) -> Iterator[str]:
         facts += _published(artifact.read_manifest(folder, KIND))
     else:
         facts.append(("unfinished", "no manifest.json: `snakemake --cores all cache` continues"))
-    facts.append(("orphans", _shards(orphan_shards(folder))))
-    facts.append(("waiting", _shards(sorted(folder.glob(f"{PARTIAL}/*.safetensors")))))
+    waiting = sorted(folder.glob(f"{PARTIAL}/*.safetensors"))
+    for name, paths in (("orphans", orphan_shards(folder)), ("waiting", waiting)):
+        facts.append((name, _counted(paths) if paths else "none"))
     facts.append(("made by", _maker(folder)))
     facts += [("used by", user) for user in users_of(folder)] or [("used by", "no run of config/")]
     for name, value in facts:
@@ -192,7 +198,7 @@ def _published(found: artifact.Artifact) -> Iterator[tuple[str, str]]:
     else:
         yield from _images(found.folder, content)
     for name, (shards, total) in _series(found.files).items():
-        yield name, f"{shards} {'shard' if shards == 1 else 'shards'}, {size(total)}"
+        yield name, _amount(shards, total)
     base = found.parents.get("base")
     if base is not None:
         yield (
@@ -232,12 +238,6 @@ def _series(files: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int]
     rest = found.pop("index", (0, 0))
     return {**found, "total": (sum(n for n, _ in found.values()),
                                sum(total for _, total in found.values()) + rest[1])}  # fmt: skip
-
-
-def _shards(paths: list[Path]) -> str:
-    total = sum(path.stat().st_size for path in paths)
-    shards = "shard" if len(paths) == 1 else "shards"
-    return f"{len(paths)} {shards}, {size(total)}" if paths else "none"
 
 
 def _model(base: Path) -> str:

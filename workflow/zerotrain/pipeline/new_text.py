@@ -22,7 +22,6 @@ from zerotrain.config.trained_part import LoraConfig
 from zerotrain.config.training import TrainConfig
 from zerotrain.pipeline.options import NewOptions
 
-OF_TEXT = (*data.TEXT_KEYS, *keys_with(TrainConfig, Role.TEXT), *OF_MODALITY["text"]["evaluate"])
 OF_OTHERS = {
     "image": {
         "data": data.TEXT_KEYS,

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from zerotrain import artifact
-from zerotrain.artifact.documents import parse_json, read_json_lines, read_text
+from zerotrain.artifact.documents import read_json_lines, read_text
 from zerotrain.artifact.layout import LOG, RESULTS
 from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
@@ -34,6 +34,7 @@ from zerotrain.machine.regular_file import open_to_append
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.graph import reruns
 from zerotrain.pipeline.switch.point import phase_folder, training_inputs
+from zerotrain.run.curves import GrowingLog
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.training.checkpointing.progress_folder import newest_step, saved_steps, step_folder
@@ -171,6 +172,7 @@ class ScratchTraining:
         self._place, self._inputs = place, inputs
         self._progress = place / "progress"
         self._log = place / "train_phase.log"
+        self._growing = GrowingLog()
 
     def write_launch(self, phase: ResolvedPhase, *, until: int, save_every: int) -> None:
         """Write the phase's launch files with another end, and without trackers and validations,
@@ -257,9 +259,8 @@ class ScratchTraining:
 
     def _logged(self) -> int:
         """Return the last step with a complete line."""
-        path = self._progress / LOG
-        whole = read_text(path).rpartition("\n")[0] if path.is_file() else ""
-        return int(parse_json(whole.splitlines()[-1], path)["step"]) if whole else 0
+        self._growing.read(self._progress / LOG)
+        return int(self._growing.newest.get("step", 0))
 
 
 def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:

@@ -65,7 +65,7 @@ def read_from(*files: str) -> Callable[[Callable[[PhaseView], T]], _ReadFrom[T]]
     return lambda read: _ReadFrom(read, files)
 
 
-class _Position(TypedDict):
+class Position(TypedDict):
     """What is read of a checkpoint's position."""
 
     step: NonNegativeInt
@@ -123,16 +123,20 @@ class PhaseView:
         """Return how its last training ended; a killed process writes nothing."""
         return read_exit_record(self.places.progress)
 
+    @read_from("checkpoint/manifest.json")
+    def checkpoint(self) -> Artifact | None:
+        """Return its published checkpoint."""
+        return _published(self.places.checkpoint, "checkpoint")
+
     @read_from("checkpoint/manifest.json", f"checkpoint/{POSITION}")
     def end(self) -> int | None:
         """Return the `until` that its published checkpoint satisfies; its step may be earlier."""
-        found = _published(self.places.checkpoint, "checkpoint")
-        if found is None:
+        if (found := self.checkpoint) is None:
             return None
         if (until := found.content.get("until")) is not None:
             return int(until)
         path = found.folder / POSITION
-        return int(read_record(path, _Position)["step"]) if path.is_file() else None
+        return int(read_record(path, Position)["step"]) if path.is_file() else None
 
     @property
     def until(self) -> int | None:
@@ -250,10 +254,9 @@ class PhaseView:
     @read_from("checkpoint/manifest.json")
     def ran_on(self) -> RanOn | None:
         """Return what its last steps ran on; None without a checkpoint that has a position."""
-        found = _published(self.places.checkpoint, "checkpoint")
-        if found is None or POSITION not in found.files:
+        if self.checkpoint is None or POSITION not in self.checkpoint.files:
             return None
-        return RanOn.of(read_position(found, POSITION))
+        return RanOn.of(read_position(self.checkpoint, POSITION))
 
     @read_from("state/manifest.json")
     def exported(self) -> Artifact | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zerotrain.artifact.layout import RESULTS, RunFolder, files_of
+from zerotrain.artifact.layout import RESULTS, RunFolder
 from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
@@ -82,11 +82,6 @@ def read_plan(run: str, file: Path | None) -> RunPlan:
             problem = f"{file}: its run is {config.run}"
     phases = tuple(_of_folders(run))
     return RunPlan(run, file, run, phases, imports=False, problem=problem)
-
-
-def find_file(run: str) -> Path | None:
-    """Return the first file of config/ that defines a run."""
-    return next(iter(files_of(run)), None)
 
 
 def rendered_phase(run: str, phase: str) -> ResolvedPhase | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from zerotrain.artifact.layout import DATA, LOG, RESULTS, ROLLING, RunFolder, run_of
@@ -15,7 +14,9 @@ from zerotrain.training.process.stop import trainer_of
 
 def runs_at_work() -> list[str]:
     """List the runs that train now; otherwise those that a live Snakemake plans."""
-    trains = [run for run in runs_here() if any(map(trainer_of, _progress_folders(run)))]
+    trains = [
+        run for run in runs_here() if any(map(trainer_of, RunFolder(run).path.glob(f"*/{ROLLING}")))
+    ]
     if trains:
         return trains
     planned = (one.runs or frozenset() for one in find_processes().snakemakes)
@@ -62,7 +63,7 @@ def run_named(name: str) -> tuple[str, Path | None]:
     Raises:
         PipelineError: neither a configuration nor results have the name.
     """
-    if not is_file_name(name) and _is_run(name):
+    if not is_file_name(name) and os.sep not in name and name in runs_here():
         return name, None
     file = find_config(name)
     run = run_of(file)
@@ -72,14 +73,6 @@ def run_named(name: str) -> tuple[str, Path | None]:
             hint="name a configuration file that has the key `run`, or a run of results/",
         )
     return run, file
-
-
-def _is_run(name: str) -> bool:
-    return os.sep not in name and name in runs_here()
-
-
-def _progress_folders(run: str) -> Iterator[Path]:
-    return RunFolder(run).path.glob(f"*/{ROLLING}")
 
 
 def _changed(run: str) -> float:

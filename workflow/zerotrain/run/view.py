@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from zerotrain.artifact.layout import RunFolder
+from zerotrain.artifact.layout import RunFolder, files_of
 from zerotrain.run.curves import Curves
 from zerotrain.run.phase import FAILED, RUNNING, STOPPED, TRAINED, WAITING, PhaseView
-from zerotrain.run.plan import PlanReader, RunPlan, find_file, stamp_of
+from zerotrain.run.plan import PlanReader, RunPlan, stamp_of
 from zerotrain.run.processes import find_processes
 from zerotrain.run.stages import DONE, FINISHED, QUEUED, Stage, StageReader
 from zerotrain.training.reporting.log_lines import read_lines
@@ -32,7 +32,9 @@ class RunView:
         """
         self.run, self.folder = run, RunFolder(run)
         self._folders = folders
-        self._plans = PlanReader(run, file or (find_file(run) if folders is None else None))
+        if file is None and folders is None:
+            file = next(iter(files_of(run)), None)
+        self._plans = PlanReader(run, file)
         self._stages = StageReader()
         self._phases: dict[Path, PhaseView] = {}
         self._curves: tuple[object, Curves] = None, Curves([])

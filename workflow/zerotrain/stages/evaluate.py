@@ -17,29 +17,23 @@ import torch
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS, Artifact, write_json
 from zerotrain.artifact.documents import read_record
+from zerotrain.artifact.layout import LOG
 from zerotrain.artifact.recipe import Recipe
 from zerotrain.config.stage_settings import EvaluateSettings
-from zerotrain.evaluation.curves import (
-    draw_curve,
-    draw_learning_rate,
-    phase_spans,
-    read_log,
-    read_validations,
-    write_csv,
-    write_memory,
-    write_metrics,
-    write_validations,
-)
 from zerotrain.evaluation.images import Companion, measure_images
 from zerotrain.evaluation.results import BASE, METRICS, RAW
+from zerotrain.evaluation.tables import write_csv, write_memory, write_metrics, write_validations
 from zerotrain.evaluation.text import measure_text
 from zerotrain.machine.device import device_type
 from zerotrain.machine.disk_errors import check_writable
 from zerotrain.machine.memory_watch import MemoryWatch, memory_lines, memory_metrics
 from zerotrain.machine.output import format_figure, print_detail
 from zerotrain.models.base import KIND as BASE_KIND
+from zerotrain.run.curves import Curves
+from zerotrain.run.report.figures import Chart, Curve, loss_chart, rate_chart, write_curves
 from zerotrain.state.position import EMA_SLOT
 from zerotrain.state.state import State
+from zerotrain.training.reporting.log_lines import read_lines
 
 KIND = "evaluation"
 
@@ -90,8 +84,7 @@ def evaluate(
     if (base := find_base(settings, parents["weights"])) is not None:
         parents["base"] = base
     companions = _companions(parents["weights"], base, trained)
-    logged = trained.artifact.path(f"{RECORDS}metrics.jsonl")
-    log, validations = read_log(logged), read_validations(logged)
+    log = Curves(list(read_lines(trained.artifact.path(f"{RECORDS}{LOG}"))))
     memory = MemoryWatch()
     made = (
         measure_text(settings, dataset, weights, device)
@@ -111,16 +104,16 @@ def evaluate(
     found = {**measured, **used, **memory_metrics(uses, "eval")}
     with artifact.publish(output, KIND, parents=parents, recipe=recipe) as draft:
         made.write(draft.folder)
-        write_csv(log, draft.folder / "loss.csv")
+        write_csv(log.steps, draft.folder / "loss.csv")
         write_metrics(phase, measured, draft.folder / "metrics.csv")
-        if validations:
+        if validations := [line for line in log.lines if "val_loss" in line]:
             write_validations(validations, draft.folder / "validation.csv")
         (draft.folder / RECORDS).mkdir(exist_ok=True)
-        write_memory(log, draft.folder / RECORDS / "memory.csv")
+        write_memory(log.steps, draft.folder / RECORDS / "memory.csv")
         figures = {key: finite(value) for key, value in found.items() if value is not None}
         write_json(draft.folder / METRICS, figures)
-        draw_curve(log, draft.folder / "loss.png")
-        draw_learning_rate(log, draft.folder / "learning_rate.png")
+        write_curves([loss_chart(log)], log.spans, draft.folder / "loss.png")
+        write_curves(_schedule(log), log.spans, draft.folder / "learning_rate.png")
         draft.content = {
             "phase": phase,
             "prompts": made.prompts,
@@ -163,16 +156,21 @@ def _companions(weights: Artifact, base: Artifact | None, trained: State) -> lis
     return found
 
 
-def _mean_loss(log: list[dict[str, Any]]) -> float | None:
+def _schedule(log: Curves) -> list[Chart]:
+    """Return the learning rate, and Adam's first beta if a schedule changed it."""
+    beta = log.series("beta1")
+    charts = [Chart("beta1", [Curve("beta1", beta)], rates=True)] if beta else []
+    return [rate_chart(log), *charts]
+
+
+def _mean_loss(log: Curves) -> float | None:
     """Return the mean logged loss over the phase's last tenth; None for an empty log."""
-    if not log:
+    if not log.spans:
         return None
-    phase, first, last = phase_spans(log)[-1]
-    end = [
-        line for line in log if line["phase"] == phase and line["step"] > last - (last - first) / 10
-    ]
-    losses = [line["loss"] for line in end if line["loss"] is not None]
-    return float(sum(losses) / len(losses)) if losses else None
+    phase, first, last = log.spans[-1]
+    tenth = last - (last - first) / 10
+    losses = [loss for step, loss in log.series("loss", phase) if step > tenth]
+    return sum(losses) / len(losses) if losses else None
 
 
 def finite(value: Any) -> Any:

@@ -262,12 +262,8 @@ def _commands(settings: ReportSettings, facts: RunView, config: Path | None) -> 
 
 def _commit(facts: RunView) -> str:
     """Return the commit that trained the last phase, `-dirty` with local changes."""
-    checkpoints = [phase.folder / "checkpoint" for phase in facts.started]
-    published = [folder for folder in checkpoints if artifact.is_published(folder)]
-    if not published:
-        return ""
-    made_by = source_of(artifact.read(published[-1], "checkpoint", verify=False))
-    return str(made_by.get("commit") or "")
+    published = [phase.checkpoint for phase in facts.started if phase.checkpoint]
+    return str(source_of(published[-1]).get("commit") or "") if published else ""
 
 
 def _png(image: Any) -> bytes:

@@ -18,12 +18,8 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.files import read_run_yaml
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.graph import reruns
-from zerotrain.pipeline.switch.point import (
-    Position,
-    phase_folder,
-    training_inputs,
-    view_phase,
-)
+from zerotrain.pipeline.switch.point import phase_folder, training_inputs, view_phase
+from zerotrain.run.phase import Position
 from zerotrain.training.checkpointing import conditions, set_aside
 from zerotrain.training.checkpointing.inputs import Inputs
 

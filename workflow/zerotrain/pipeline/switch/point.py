@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import PositiveInt
 from typing_extensions import TypedDict
 
 from zerotrain import artifact
@@ -17,7 +17,7 @@ from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.machine.output import print_message
 from zerotrain.pipeline import snakemake
-from zerotrain.run.phase import PhaseView
+from zerotrain.run.phase import PhaseView, Position
 from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 
@@ -31,12 +31,6 @@ class Engine(TypedDict, total=False):
     mixed_precision: str
     global_batch_size: PositiveInt
     gradient_accumulation_steps: PositiveInt
-
-
-class Position(TypedDict):
-    """What a switch reads of a checkpoint's or a state's JSON file."""
-
-    step: NonNegativeInt
 
 
 class TrainedPosition(Position):

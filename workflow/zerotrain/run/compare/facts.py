@@ -15,7 +15,6 @@ from zerotrain.run.curves import Curves
 from zerotrain.run.phase import PhaseView
 from zerotrain.run.view import RunView
 
-GRID = "grid.png"
 IN_LOG = ("step", "samples", "train_seconds")
 """Metrics that the log has for every phase."""
 UNKNOWN = ("default", "")

@@ -9,7 +9,7 @@ from pathlib import Path
 from zerotrain.run.compare.facts import Facts
 from zerotrain.run.compare.rows import DIFFERS, Rows
 from zerotrain.run.curves import Point
-from zerotrain.run.report.figures import Curve, draw_curves
+from zerotrain.run.report.figures import Chart, Curve, draw_curves
 from zerotrain.run.report.page import open_templates
 from zerotrain.run.report.parts import Chapter, Panel, Table
 from zerotrain.run.report.samples import (
@@ -96,6 +96,6 @@ def _panels(title: str, sides: Sequence[Facts]) -> Iterator[Panel]:
             for place, key, points in found
         ]
         of = f"{title} of {', '.join(curve.label for curve in curves)} over {axis}"
-        rates = title == "Learning rate"
-        picture = draw_curves(of, title.lower(), curves, [], over=axis, rates=rates)
+        chart = Chart(title.lower(), curves, rates=title == "Learning rate")
+        picture = draw_curves(of, chart, [], over=axis)
         yield Panel(f"{title} by {axis.partition(' in')[0]}", text, picture)

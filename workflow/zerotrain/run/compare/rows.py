@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zerotrain.evaluation.curves import format_learning_rate
 from zerotrain.evaluation.results import LABELS, compare_metrics, format_metric
 from zerotrain.run.compare.differences import Difference
 from zerotrain.run.compare.facts import Facts
+from zerotrain.run.report.figures import format_learning_rate
 
 LOGGED = {
     "step": "step",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from zerotrain.config.runs import read_runs
 from zerotrain.config.suggestions import after_question, join_first
 from zerotrain.errors import PipelineError
 from zerotrain.run.phase import PhaseView
+from zerotrain.run.runs import phase_folders, runs_here
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 
@@ -99,7 +99,8 @@ def _of_run(root: Path, run: str, phases: Sequence[str], given: str) -> Side:
     if phases:
         there = [folder / name for name in phases if folder / name in there]
     else:
-        there.sort(key=lambda path: (_first_step(path), path.name))
+        starts = {path: PhaseView(path).start for path in there}
+        there.sort(key=lambda path: (starts[path] is None, starts[path] or 0, path.name))
     if not there and not folder.is_dir():
         raise _unknown(given)
     if not there:
@@ -124,12 +125,6 @@ def is_phase(folder: Path) -> bool:
     )
 
 
-def _first_step(folder: Path) -> float:
-    """Return the step before a phase's first one; infinite where its launch is gone."""
-    launch = PhaseView(folder).launch
-    return launch.derived.start_step if launch else math.inf
-
-
 def _configured(run: str) -> list[str]:
     """Return the phases of a run as its configuration file has them; empty without a valid one."""
     files = files_of(run)
@@ -141,9 +136,9 @@ def _configured(run: str) -> list[str]:
 
 def _known() -> tuple[list[str], list[str]]:
     """Return the runs and the phases that are here."""
-    phases = [path for path in sorted(RESULTS.glob("*/*")) if is_phase(path)]
-    names = [f"{path.parent.name}/{path.name}" for path in phases if path.parent.name != DATA]
-    return list(dict.fromkeys(name.partition("/")[0] for name in names)), names
+    folders = [path for run in runs_here() for path in phase_folders(run) if is_phase(path)]
+    runs = dict.fromkeys(path.parent.name for path in folders)
+    return [*runs], [f"{path.parent.name}/{path.name}" for path in folders]
 
 
 def _list_known() -> str:

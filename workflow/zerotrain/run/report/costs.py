@@ -11,8 +11,8 @@ from zerotrain.machine.host import gib
 from zerotrain.machine.output import format_figure
 from zerotrain.run.curves import Curves
 from zerotrain.run.phase import PhaseView
-from zerotrain.run.report.figures import Curve, draw_bars, draw_curves
-from zerotrain.run.report.health import change_steps
+from zerotrain.run.report.figures import Chart, Curve, draw_bars, draw_curves
+from zerotrain.run.report.health import MOST_LINES, change_steps, format_number
 from zerotrain.run.report.lineage import Node
 from zerotrain.run.report.memory import GIB, KINDS, memory_of_ranks, memory_panels
 from zerotrain.run.report.parts import Chapter, Missing, Panel, Table
@@ -20,7 +20,6 @@ from zerotrain.run.view import RunView
 
 PARTS = ("data", "forward", "backward", "optimizer", "validation", "save", "other")
 """Parts of a training's time, in the order of a step."""
-MOST_LINES = 150
 LEAST_SHARE = 0.01
 """Smallest share of a folder in the run's bytes that has a bar."""
 
@@ -121,11 +120,9 @@ def _throughput(view: RunView, missing: Missing) -> Iterator[Panel]:
                 f"{span.phase}: {format_figure(middle)} samples per second in the middle line of "
                 f"the log, {format_figure(min(own))} to {format_figure(max(own))} over all lines."
             )
-    curve = Curve("samples per second", rates)
+    chart = Chart("samples per second", [Curve("samples per second", rates)], bottom=0)
     alt = "Samples per second over the steps of all phases"
-    picture = draw_curves(
-        alt, "samples per second", [curve], log.spans, change_steps(view), bottom=0
-    )
+    picture = draw_curves(alt, chart, log.spans, change_steps(view))
     yield Panel("Throughput", text, picture)
 
 
@@ -195,9 +192,9 @@ def _numbers(log: Curves) -> Iterator[Panel]:
     rows = [
         [
             *(line["phase"], f"{line['step']}"),
-            *(_number(line.get(key)) for key in keys),
-            *(" ".join(map(_number, memory_of_ranks(line, kind))) for kind in kinds),
-            *(_number(line.get(part)) for part in parts),
+            *(format_number(line.get(key)) for key in keys),
+            *(" ".join(map(format_number, memory_of_ranks(line, kind))) for kind in kinds),
+            *(format_number(line.get(part)) for part in parts),
         ]
         for line in shown
     ]
@@ -208,9 +205,3 @@ def _numbers(log: Curves) -> Iterator[Panel]:
     head = ["phase", "step", *keys, *(f"{kind}_bytes" for kind in kinds), *parts]
     table = Table(rows, head, numbers=True)
     yield Panel("The numbers of these curves", [text], table=table, shown=False)
-
-
-def _number(value: object) -> str:
-    if isinstance(value, int):
-        return str(value)
-    return f"{value:.6g}" if isinstance(value, float) else ""

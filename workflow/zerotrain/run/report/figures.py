@@ -5,24 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from zerotrain.evaluation.curves import format_learning_rate, running_mean
+from zerotrain.machine.regular_file import open_new
+from zerotrain.run.curves import Curves, Span
 from zerotrain.run.report.parts import Picture
-
-if TYPE_CHECKING:
-    from zerotrain.run.curves import Span
 
 WIDTH, HEIGHT = 6.2, 3.0
 """Inches. Text of 10 points stays legible where the figure is scaled to a phone's width."""
+PANEL_HEIGHT = 1.8
+"""Inches that each further chart of a figure takes."""
 DPI = 130
 MOST_POINTS = 2000
 """Points of a curve that are drawn; more would be narrower than a pixel."""
 
 MOST_NAMED = 7
 """Curves that a legend names: the palette has as many colours."""
+SMOOTHING = 0.6
+"""Share of the running mean that is kept at each point."""
+SMOOTHED_LINES = 20
+"""Lines of the log from which a running mean is drawn."""
 
 Point = tuple[float, float]
 """Step and value."""
@@ -39,6 +45,9 @@ class Palette:
     series: Sequence[str]
     """By order; distinguishable for the colour-blind (Okabe and Ito)."""
 
+
+Draw = Callable[[Any, Palette], None]
+"""Draws on matplotlib's axes with the colours of a palette."""
 
 LIGHT = Palette(
     *("#ffffff", "#1c1f23", "#5d6673", "#d9dde3"),
@@ -66,65 +75,105 @@ class Curve:
     """Place of its colour in the palette, for curves that belong together; None: its own place."""
 
 
+@dataclass(frozen=True)
+class Chart:
+    """Series over one axis of steps.
+
+    Attributes:
+        name: Name and unit of the values.
+        curves: The series.
+        rates: Whether the values are learning rates, which have their usual short form.
+        bottom: The lowest value of the axis; None: the data's.
+    """
+
+    name: str
+    curves: Sequence[Curve]
+    rates: bool = False
+    bottom: float | None = None
+
+
+def loss_chart(log: Curves) -> Chart:
+    """Return the training loss of a log."""
+    points = log.series("loss")
+    smooth = len(points) > SMOOTHED_LINES
+    return Chart("loss", [Curve("training loss", points, smooth=smooth)])
+
+
+def rate_chart(log: Curves) -> Chart:
+    """Return the learning rate of a log."""
+    curve = Curve("learning rate", log.series("learning_rate"))
+    return Chart("learning rate", [curve], rates=True, bottom=0)
+
+
 def draw_curves(
     alt: str,
-    name: str,
-    curves: Sequence[Curve],
+    chart: Chart,
     spans: Sequence[Span],
     changes: Sequence[int] = (),
     *,
     over: str = "step",
-    rates: bool = False,
-    bottom: float | None = None,
 ) -> Picture:
     """Draw series over the steps, with the name of each phase and a line at each switch.
 
     Args:
         alt: What the figure shows, in words.
-        name: Name and unit of the values.
-        curves: The series.
+        chart: The series.
         spans: The phases; a curve is interrupted between two of them.
         changes: Steps after which what a phase runs on changed: dotted lines.
         over: Name of the axis, if the points have something else than their steps.
-        rates: Whether the values are learning rates, which have their usual short form.
-        bottom: The lowest value of the axis; None: the data's.
     """
+    return render(
+        alt, lambda axes, palette: _draw_chart(axes, palette, chart, spans, changes, over)
+    )
 
-    def draw(axes: Any, palette: Palette) -> None:
-        for place, curve in enumerate(curves):
-            own = place if curve.place is None else curve.place
-            colour = palette.series[own % len(palette.series)]
-            points = curve.points[:: -(-len(curve.points) // MOST_POINTS) or 1]
-            for number, piece in enumerate(_split(points, spans)):
-                label = curve.label if number == 0 else None
-                _draw_piece(axes, curve, piece, colour, label)
-        axes.set_xlabel(over)
-        axes.set_ylabel(name)
-        axes.set_xlim(left=spans[0].first if spans else 0)
-        if bottom is not None:
-            axes.set_ylim(bottom=bottom)
-        if rates:
-            axes.yaxis.set_major_formatter(lambda number, _: format_learning_rate(number))
-        for step in changes:
-            axes.axvline(step, color=palette.soft, linewidth=1, linestyle=":")
-        for span in spans:
-            if span is not spans[0]:
-                axes.axvline(span.first, color=palette.soft, linewidth=1, linestyle="--")
-            middle = (span.first + span.last) / 2
-            axes.annotate(
-                span.phase,
-                (middle, 1),
-                xycoords=("data", "axes fraction"),
-                xytext=(0, 3),
-                textcoords="offset points",
-                ha="center",
-                color=palette.soft,
-            )
-        named = sum(bool(curve.label) for curve in curves)
-        if named > 1 or any(curve.label and curve.smooth for curve in curves):
-            axes.legend(frameon=False, labelcolor=palette.ink)
 
-    return render(alt, draw)
+def write_curves(charts: Sequence[Chart], spans: Sequence[Span], path: Path) -> None:
+    """Write a PNG of charts below one another, as `draw_curves` draws them for a light page."""
+    draws = [partial(_draw_chart, chart=chart, spans=spans) for chart in charts]
+    with open_new(path) as stream:
+        stream.write(_png(draws, LIGHT, HEIGHT + PANEL_HEIGHT * (len(charts) - 1)))
+
+
+def _draw_chart(
+    axes: Any,
+    palette: Palette,
+    chart: Chart,
+    spans: Sequence[Span],
+    changes: Sequence[int] = (),
+    over: str = "step",
+) -> None:
+    for place, curve in enumerate(chart.curves):
+        own = place if curve.place is None else curve.place
+        colour = palette.series[own % len(palette.series)]
+        points = curve.points[:: -(-len(curve.points) // MOST_POINTS) or 1]
+        for number, piece in enumerate(_split(points, spans)):
+            label = curve.label if number == 0 else None
+            _draw_piece(axes, curve, piece, colour, label)
+    axes.set_xlabel(over)
+    axes.set_ylabel(chart.name)
+    axes.label_outer()
+    axes.set_xlim(left=spans[0].first if spans else 0)
+    if chart.bottom is not None:
+        axes.set_ylim(bottom=chart.bottom)
+    if chart.rates:
+        axes.yaxis.set_major_formatter(lambda number, _: format_learning_rate(number))
+    for step in changes:
+        axes.axvline(step, color=palette.soft, linewidth=1, linestyle=":")
+    for span in spans[1:]:
+        axes.axvline(span.first, color=palette.soft, linewidth=1, linestyle="--")
+    for span in spans if axes.get_subplotspec().is_first_row() else ():
+        axes.annotate(
+            span.phase,
+            ((span.first + span.last) / 2, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            color=palette.soft,
+        )
+    named = sum(bool(curve.label) for curve in chart.curves)
+    if named > 1 or any(curve.label and curve.smooth for curve in chart.curves):
+        axes.legend(frameon=False, labelcolor=palette.ink)
 
 
 def draw_bars(
@@ -157,7 +206,7 @@ def draw_bars(
     return render(alt, draw, height=1.3 + 0.32 * len(rows))
 
 
-def render(alt: str, draw: Callable[[Any, Palette], None], height: float = HEIGHT) -> Picture:
+def render(alt: str, draw: Draw, height: float = HEIGHT) -> Picture:
     """Draw a figure twice, for a light and a dark page.
 
     Args:
@@ -165,22 +214,43 @@ def render(alt: str, draw: Callable[[Any, Palette], None], height: float = HEIGH
         draw: Draws on matplotlib's axes with the colours of a palette.
         height: Inches.
     """
-    return Picture(alt, _png(draw, LIGHT, height), _png(draw, DARK, height))
+    return Picture(alt, _png([draw], LIGHT, height), _png([draw], DARK, height))
 
 
-def _png(draw: Callable[[Any, Palette], None], palette: Palette, height: float) -> bytes:
+def format_learning_rate(number: float) -> str:
+    """Format a learning rate in its usual short form: 8e-5."""
+    if number == 0 or number >= 0.01:
+        return f"{number:g}"
+    mantissa, _, exponent = f"{number:.3e}".partition("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def running_mean(values: Sequence[float]) -> list[float]:
+    """Compute an exponential running mean, with Adam's bias correction for its start."""
+    means: list[float] = []
+    total = weight = 0.0
+    for value in values:
+        total = SMOOTHING * total + (1 - SMOOTHING) * value
+        weight = SMOOTHING * weight + (1 - SMOOTHING)
+        means.append(total / weight)
+    return means
+
+
+def _png(draws: Sequence[Draw], palette: Palette, height: float) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained", facecolor=palette.paper)
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot(facecolor=palette.paper)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(palette.line)
-    axes.tick_params(colors=palette.soft)
-    axes.xaxis.label.set_color(palette.ink)
-    axes.yaxis.label.set_color(palette.ink)
-    draw(axes, palette)
+    panels = figure.subplots(len(draws), sharex=True, squeeze=False)[:, 0]
+    for axes, draw in zip(panels, draws, strict=True):
+        axes.set_facecolor(palette.paper)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(palette.line)
+        axes.tick_params(colors=palette.soft)
+        axes.xaxis.label.set_color(palette.ink)
+        axes.yaxis.label.set_color(palette.ink)
+        draw(axes, palette)
     written = BytesIO()
     figure.savefig(written, format="png", metadata={"Software": None})
     return written.getvalue()

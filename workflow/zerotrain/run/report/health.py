@@ -5,18 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from zerotrain.evaluation.curves import format_learning_rate
 from zerotrain.evaluation.results import spread
 from zerotrain.run.curves import JUMP_LINES, NOISE, Curves, Jump, Switch
-from zerotrain.run.report.figures import Curve, draw_curves
+from zerotrain.run.report.figures import (
+    SMOOTHED_LINES,
+    Chart,
+    Curve,
+    draw_curves,
+    format_learning_rate,
+    loss_chart,
+    rate_chart,
+)
 from zerotrain.run.report.parts import Chapter, Missing, Panel, Table
 from zerotrain.run.view import RunView
+from zerotrain.state.ran_on import Change
 
 MOST_LINES = 150
 """Lines of the log that the table of numbers lists."""
+VALIDATIONS = {"val_loss": "validation loss", "val_loss_ema": "validation loss (EMA)"}
+"""Labels of the losses of a validation, by their keys in the log."""
 NUMBERS = ("loss", "val_loss", "val_loss_ema", "grad_norm", "learning_rate")
-SMOOTHED_LINES = 20
-"""Lines of the log from which a running mean is drawn."""
 
 
 def check_health(view: RunView) -> Chapter:
@@ -33,15 +41,13 @@ def check_health(view: RunView) -> Chapter:
 
 def change_steps(view: RunView) -> list[int]:
     """Return the steps after which what a phase runs on changed."""
-    return sorted({int(row[1].replace(",", "")) for row in _changes(view)})
+    return sorted({change.step for _, change in _changes(view)})
 
 
 def _losses(view: RunView) -> Panel:
     log = view.curves
-    training = log.series("loss")
-    curves = [Curve("training loss", training, smooth=len(training) > SMOOTHED_LINES)]
-    names = {"val_loss": "validation loss", "val_loss_ema": "validation loss (EMA)"}
-    for key, label in names.items():
+    curves = [*loss_chart(log).curves]
+    for key, label in VALIDATIONS.items():
         if found := log.series(key):
             curves.append(Curve(label, found, dots=True))
     text = []
@@ -61,7 +67,7 @@ def _losses(view: RunView) -> Panel:
     else:
         text.append("It was not validated while it trained (no section `validation`).")
     alt = "Loss over the steps of all phases"
-    picture = draw_curves(alt, "loss", curves, log.spans, change_steps(view))
+    picture = draw_curves(alt, Chart("loss", curves), log.spans, change_steps(view))
     return Panel("Loss", text, picture)
 
 
@@ -134,13 +140,13 @@ def _gradient(view: RunView, missing: Missing) -> Iterator[Panel]:
         text.append(f"Clipped at {', '.join(f'{value:g}' for value in sorted(clipped))}.")
     curve = Curve("gradient norm", norms, smooth=len(norms) > SMOOTHED_LINES)
     alt = "Gradient norm over the steps of all phases"
-    picture = draw_curves(alt, "gradient norm", [curve], log.spans, change_steps(view), bottom=0)
+    chart = Chart("gradient norm", [curve], bottom=0)
+    picture = draw_curves(alt, chart, log.spans, change_steps(view))
     yield Panel("Gradient norm", text, picture)
 
 
 def _rates(view: RunView) -> Panel:
     log = view.curves
-    rates = log.series("learning_rate")
     text = []
     for phase in view.started:
         own = [rate for _, rate in log.series("learning_rate", phase.name)]
@@ -149,11 +155,8 @@ def _rates(view: RunView) -> Panel:
             least, most = format_learning_rate(min(own)), format_learning_rate(max(own))
             span = least if least == most else f"{least} to {most}"
             text.append(f"{phase.name}: {span}{schedule}.")
-    curve = Curve("learning rate", rates)
     alt = "Learning rate over the steps of all phases"
-    picture = draw_curves(
-        alt, "learning rate", [curve], log.spans, change_steps(view), rates=True, bottom=0
-    )
+    picture = draw_curves(alt, rate_chart(log), log.spans, change_steps(view))
     return Panel("Learning rate", text, picture)
 
 
@@ -162,7 +165,7 @@ def _numbers(log: Curves) -> Iterator[Panel]:
     keys = [key for key in NUMBERS if any(key in line for line in lines)]
     shown = spread(lines, MOST_LINES)
     rows = [
-        [str(line["phase"]), f"{line['step']}", *(_number(line.get(key)) for key in keys)]
+        [str(line["phase"]), f"{line['step']}", *(format_number(line.get(key)) for key in keys)]
         for line in shown
     ]
     if len(shown) == len(lines):
@@ -173,8 +176,11 @@ def _numbers(log: Curves) -> Iterator[Panel]:
     yield Panel("The numbers of these curves", [text], table=table, shown=False)
 
 
-def _number(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, (int, float)) else ""
+def format_number(value: object) -> str:
+    """Format a value of the log; empty for a missing one."""
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.6g}" if isinstance(value, float) else ""
 
 
 def _exactness(view: RunView) -> Iterator[Panel]:
@@ -184,17 +190,17 @@ def _exactness(view: RunView) -> Iterator[Panel]:
         text = "Steps that give the same bits if they are trained again."
         yield Panel("Exactness", [text], table=table)
     if changes := _changes(view):
-        table = Table(changes, ["phase", "after step", "what", "before", "after"])
+        rows = [(name, f"{one.step:,}", one.what, *one.values) for name, one in changes]
+        table = Table(rows, ["phase", "after step", "what", "before", "after"])
         yield Panel("Changed while it trained", ["Dotted lines in the figures."], table=table)
 
 
-def _changes(view: RunView) -> list[tuple[str, ...]]:
+def _changes(view: RunView) -> list[tuple[str, Change]]:
     """Return every change of what a phase ran on, with the phase that continued after it."""
-    changes: list[tuple[str, ...]] = []
+    changes: list[tuple[str, Change]] = []
     before = -1
     for phase in view.started:
         if one := phase.ran_on:
-            found = [c for c in one.changes if before <= c.step < one.step]
-            changes += [(phase.name, f"{c.step:,}", c.what, *c.values) for c in found]
+            changes += [(phase.name, c) for c in one.changes if before <= c.step < one.step]
             before = one.step
     return changes

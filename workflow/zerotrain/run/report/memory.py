@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from zerotrain.run.curves import Curves
-from zerotrain.run.report.figures import MOST_NAMED, Curve, draw_curves
+from zerotrain.run.report.figures import MOST_NAMED, Chart, Curve, draw_curves
 from zerotrain.run.report.health import change_steps
 from zerotrain.run.report.parts import Missing, Panel, Table
 from zerotrain.run.view import RunView
@@ -42,7 +42,7 @@ def _panel(view: RunView, kind: str) -> Iterator[Panel]:
     curves = [Curve(f"rank {rank}" if named else "", points) for rank, points in ranks.items()]
     of = f"the {len(ranks)} processes" if len(ranks) > 1 else "the first process"
     alt = f"{kind.capitalize()} memory of {of} over the steps of all phases"
-    picture = draw_curves(alt, "GiB", curves, log.spans, change_steps(view), bottom=0)
+    picture = draw_curves(alt, Chart("GiB", curves, bottom=0), log.spans, change_steps(view))
     text = [KINDS[kind], *_describe(ranks)]
     rows = [
         [f"rank {rank}", *_most(points), f"{points[-1][1]:.2f} GiB"]

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import TYPE_CHECKING
-
-from PIL import Image
 
 from zerotrain.artifact.documents import read_text
 from zerotrain.launch.resolved import FILES, ResolvedPhase
 from zerotrain.run.report.figures import draw_bars
 from zerotrain.run.report.lineage import Node, lineage_table
 from zerotrain.run.report.parts import Chapter, Missing, Panel, Picture, Table
+from zerotrain.run.report.samples import webp
 from zerotrain.run.view import RunView
 
 if TYPE_CHECKING:
     from zerotrain.data.figures import Section
 
 LAUNCH_FILES = ("accelerate.yaml", "deepspeed.json")
-QUALITY = 80
 OWN = ("run", "phase", "start_step", "until_step", *FILES)
 """Values that differ between any two phases, and launch files, which are listed whole."""
 
@@ -93,7 +90,8 @@ def _data(sources: Sources, missing: Missing, *, is_text: bool) -> Iterator[Pane
         return
     if sources.sheet is not None:
         alt = "Samples of the dataset with their file names and captions"
-        yield Panel("Samples of the dataset", picture=Picture(alt, _webp(sources.sheet)))
+        smallest = min(webp(sources.sheet), sources.sheet, key=len)
+        yield Panel("Samples of the dataset", picture=Picture(alt, smallest))
     elif not is_text:
         missing.note("The images that were trained on are not here, so there is no contact sheet.")
     for section in sources.data:
@@ -107,13 +105,6 @@ def _bars(section: Section) -> Picture | None:
         return None
     names, counts = zip(*found, strict=True)
     return draw_bars(f"{section.title}: number of images", "images", names, {"": counts})
-
-
-def _webp(sheet: bytes) -> bytes:
-    written = BytesIO()
-    with Image.open(BytesIO(sheet), formats=["PNG"]) as image:
-        image.convert("RGB").save(written, format="WEBP", quality=QUALITY)
-    return min(written.getvalue(), sheet, key=len)
 
 
 def _differences(view: RunView) -> Iterator[Panel]:

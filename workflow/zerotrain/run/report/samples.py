@@ -250,18 +250,24 @@ def compress(
     if sum(len(version.picture.light) for version in versions) <= MOST_BYTES:
         return grids, over_steps, False
     smaller = [replace(grid, rows=[_compressed(row) for row in grid.rows]) for grid in grids]
-    return smaller, [_webp(version) for version in over_steps], True
+    return smaller, [_smaller(version) for version in over_steps], True
 
 
 def _compressed(row: SampleRow) -> SampleRow:
-    return replace(row, versions=[_webp(version) for version in row.versions])
+    return replace(row, versions=[_smaller(version) for version in row.versions])
 
 
-def _webp(version: Version) -> Version:
+def _smaller(version: Version) -> Version:
+    picture = version.picture
+    return replace(version, picture=replace(picture, light=webp(picture.light)))
+
+
+def webp(png: bytes) -> bytes:
+    """Compress a PNG with loss."""
     written = BytesIO()
-    with Image.open(BytesIO(version.picture.light), formats=["PNG"]) as image:
+    with Image.open(BytesIO(png), formats=["PNG"]) as image:
         image.convert("RGB").save(written, format="WEBP", quality=QUALITY)
-    return replace(version, picture=replace(version.picture, light=written.getvalue()))
+    return written.getvalue()
 
 
 def join_answers(sources: Sequence[Source]) -> Table | None:
