@@ -51,7 +51,7 @@ def plan(runs: Mapping[str, RunConfig], targets: Sequence[str]) -> Reruns:
 
 
 def count_jobs(runs: Mapping[str, RunConfig], targets: Sequence[str]) -> dict[str, int]:
-    """Look at all files anew, and count what would run for targets by rule, as `snakemake -n` does.
+    """Count what would run for targets by rule, as `snakemake -n` does, from files as they are now.
 
     Args:
         runs: The runs, by their files.
