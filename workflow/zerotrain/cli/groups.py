@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.config.command_options import MAIN_CONFIG, AnyRunFile, RunFile, folder_of
+from zerotrain.artifact.layout import MAIN_CONFIG
+from zerotrain.config.command_options import AnyRunFile, RunFile, folder_of
 from zerotrain.errors import PipelineError
 
 progress_app = typer.Typer(

@@ -34,8 +34,6 @@ def config_of(text: str | Path) -> Path:
     return find_config(str(text))
 
 
-MAIN_CONFIG = Path("config/config.yaml")
-"""The file that the Snakefile reads by default, and commands where no run is named."""
 RUN_HELP = "Name of a run, or its configuration."
 ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="The run's config.")]
 """Of the commands that rules call."""
