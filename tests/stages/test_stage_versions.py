@@ -163,10 +163,11 @@ def test_rounding_moves_nothing(stored: StoredResult) -> None:
 @pytest.mark.parametrize("stage", ["evaluate", "build_base"])
 def test_a_raised_number_is_renewed_by_fix(stage: str, stored: StoredResult) -> None:
     """Of the stage or of one that made its inputs; until then the test fails, also if equal."""
-    raised = {**VERSIONS, stage: VERSIONS[stage] + 1}
+    before, after = VERSIONS[stage], VERSIONS[stage] + 1
+    raised = {**VERSIONS, stage: after}
     for result in (RESULT, RESULT | {"loss": 0.7}):
         problem = stored.problem(result, raised, fix=False)
-        assert f"version of {stage} was raised from 1 to 2" in str(problem)
+        assert f"version of {stage} was raised from {before} to {after}" in str(problem)
     assert stored.problem(RESULT | {"loss": 0.7}, raised, fix=True) is None
     assert stored.problem(RESULT | {"loss": 0.7}, raised, fix=False) is None
     for fix in (False, True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from zerotrain.artifact.stage_versions import VERSIONS
 from zerotrain.errors import EXIT_USER_ERROR
 
 EVERYTHING = {
@@ -34,7 +35,7 @@ def without_zeros(jobs):
 def raised(stage: str) -> Callable:
     """Raise the version of a stage."""
     path = "workflow/zerotrain/artifact/stage_versions.py"
-    return replace(path, f'"{stage}": 1', f'"{stage}": 2')
+    return replace(path, f'"{stage}": {VERSIONS[stage]}', f'"{stage}": {VERSIONS[stage] + 1}')
 
 
 def source(module: str) -> Callable:

@@ -19,6 +19,6 @@ VERSIONS: Mapping[str, int] = {
     "import_checkpoint": 1,
     "train_phase": 1,
     "export_weights": 1,
-    "evaluate": 1,
+    "evaluate": 2,
     "report": 1,
 }
