@@ -230,8 +230,3 @@ def training_inputs(config: RunConfig, phase: Phase) -> dict[str, Path]:
 def imported_state(config: RunConfig) -> Path | None:
     """Return the state that a run starts from if it continues an external checkpoint."""
     return RunFolder(config.run).imported_state if config.resume_from_checkpoint else None
-
-
-def published_end(checkpoint: Path) -> int | None:
-    """Read the `until` that a published checkpoint satisfies; its step may be an earlier one."""
-    return PhaseView(checkpoint.parent).end

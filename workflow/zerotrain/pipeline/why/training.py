@@ -17,7 +17,7 @@ from zerotrain.config.models import Phase
 from zerotrain.config.section import Role
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import keys_of
-from zerotrain.pipeline.switch.point import published_end
+from zerotrain.run.phase import PhaseView
 from zerotrain.training.checkpointing.preflight import LAUNCH_KEYS
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 
@@ -114,7 +114,7 @@ def foresee_restoring(folder: Path, span: tuple[int, int] | None) -> Training:
 
 def _published_end(folder: Path) -> int | None:
     try:
-        return published_end(folder / "checkpoint")
+        return PhaseView(folder).end
     except PipelineError:  # it is damaged
         return None
 
