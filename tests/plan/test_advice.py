@@ -20,7 +20,7 @@ from zerotrain.launch.planner import advice
 from zerotrain.launch.planner.planner import RESERVE, Plan, PlannedMachine, plan
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.host import gib
-from zerotrain.pipeline import snakemake
+from zerotrain.pipeline.graph import reruns
 from zerotrain.pipeline.switch import checks as switch_checks
 from zerotrain.training.checkpointing.progress_folder import step_folder
 
@@ -40,7 +40,7 @@ HOST = 64 * 2**30
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A project with a run on a machine with a GPU; Snakemake plans what a cut needs."""
-    monkeypatch.setattr(snakemake, "plan", lambda *_: dict.fromkeys(switch_checks.PUBLISHING, 1))
+    monkeypatch.setattr(reruns, "count_jobs", lambda *_: dict.fromkeys(switch_checks.PUBLISHING, 1))
     (tmp_path / "Snakefile").touch()
     for part in ("launch", "models"):
         shutil.copytree(ROOT / "config" / part, tmp_path / "config" / part)

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.builders.runs import make_config
 
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline import snakemake, verify_resume
+from zerotrain.pipeline import verify_resume
+from zerotrain.pipeline.graph import reruns
 from zerotrain.pipeline.verify_resume import Ending
 
 ENDING = Ending({"a (master)": "1", "b (master)": "2"}, {4: 0.5, 5: 0.25}, {"step": 5})
@@ -43,9 +45,10 @@ def test_a_phase_before_it_is_not_trained_unasked(monkeypatch, tmp_path):
     """What the phase continues from may take days: it is named, with the command that makes it."""
     (tmp_path / "Snakefile").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(snakemake, "plan", lambda config, targets: {"train_phase": 1})
+    monkeypatch.setattr(reruns, "count_jobs", lambda runs, targets: {"train_phase": 1})
+    run = make_config(run="r")
     with pytest.raises(PipelineError, match="results/r/a/state, which is not trained") as caught:
-        verify_resume._make(Path("c.yaml"), {"start": Path("results/r/a/state")})
+        verify_resume._make(Path("c.yaml"), run, {"start": Path("results/r/a/state")})
     assert "snakemake --cores all" in caught.value.hint
 
 

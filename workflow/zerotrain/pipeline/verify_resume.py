@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from zerotrain.machine.output import print_message
 from zerotrain.machine.regular_file import open_to_append
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.graph import reruns
-from zerotrain.pipeline.switch.point import phase_folder, training_inputs
+from zerotrain.pipeline.graph.artifacts import training_of
 from zerotrain.run.curves import GrowingLog
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import EMA_SLOT, MASTER
@@ -68,7 +68,7 @@ def verify_resume(config: Path, phase: str | None = None, steps: int = 10) -> Ve
     """
     parsed = read_config(config)
     chosen = parsed.phase(phase) if phase else parsed.phases[0]
-    inputs = {"launch": phase_folder(parsed, chosen) / "launch", **training_inputs(parsed, chosen)}
+    inputs = training_of(parsed, chosen).inputs
     _make(config, parsed, inputs)
     RESULTS.mkdir(exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=f".verify-{parsed.run}-{chosen.name}-", dir=RESULTS))
@@ -82,7 +82,7 @@ def verify_resume(config: Path, phase: str | None = None, steps: int = 10) -> Ve
     return replace(verdict, lines=[*verdict.lines, f"both trainings are kept in {place}"])
 
 
-def _make(config: Path, run: RunConfig, inputs: dict[str, Path]) -> None:
+def _make(config: Path, run: RunConfig, inputs: Mapping[str, Path]) -> None:
     """Let Snakemake make missing or outdated inputs, but train no other phase."""
     snakemake.check_project()
     targets = [f"{folder}/manifest.json" for folder in inputs.values()]
@@ -97,7 +97,7 @@ def _make(config: Path, run: RunConfig, inputs: dict[str, Path]) -> None:
         snakemake.make(config, targets)
 
 
-def _compare(place: Path, inputs: dict[str, Path], steps: int) -> Verdict:
+def _compare(place: Path, inputs: Mapping[str, Path], steps: int) -> Verdict:
     phase = read_run_yaml(inputs["launch"] / "run.yaml")
     first = phase.derived.start_step
     middle = (first // steps + 1) * steps  # checkpoints are saved at multiples
@@ -167,7 +167,7 @@ class Ending:
 class ScratchTraining:
     """A phase in a scratch folder, trained by the stage's command."""
 
-    def __init__(self, place: Path, inputs: dict[str, Path]) -> None:
+    def __init__(self, place: Path, inputs: Mapping[str, Path]) -> None:
         place.mkdir()
         self._place, self._inputs = place, inputs
         self._progress = place / "progress"

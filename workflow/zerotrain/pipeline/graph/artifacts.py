@@ -241,6 +241,12 @@ class Artifacts:
         yield planned("evaluate", own.evaluation, inputs=measured, files=files)
 
 
+def training_of(run: RunConfig, phase: Phase) -> Planned:
+    """Return the artifact that a phase's training makes."""
+    settings = of_run(run.run, "train_phase", phase.name)
+    return Artifacts(Runs({"": run})).planned[str(settings)]
+
+
 OF_PHASE = ("render_launch", "train_phase", "export_weights", "evaluate")
 OF_DATA = ("prepare_dataset", "cache_latents")
 """The stages whose results runs may share."""

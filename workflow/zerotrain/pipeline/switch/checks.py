@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from zerotrain import artifact
+from zerotrain.artifact import MANIFEST
 from zerotrain.artifact.documents import read_record
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.recipe import format_differences
@@ -18,7 +19,8 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.files import read_run_yaml
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.graph import reruns
-from zerotrain.pipeline.switch.point import phase_folder, training_inputs, view_phase
+from zerotrain.pipeline.graph.artifacts import training_of
+from zerotrain.pipeline.switch.point import phase_folder, view_phase
 from zerotrain.run.phase import Position
 from zerotrain.training.checkpointing import conditions, set_aside
 from zerotrain.training.checkpointing.inputs import Inputs
@@ -47,7 +49,7 @@ def check_only_ends_phase(
     jobs = reruns.count_jobs({str(file): switched}, targets)
     other = sorted(rule for rule, count in jobs.items() if rule not in PUBLISHING or count > 1)
     if other:
-        inputs = [f"{folder}/manifest.json" for folder in training_inputs(switched, phase).values()]
+        inputs = [f"{folder}/{MANIFEST}" for folder in _trained_from(switched, phase).values()]
         raise PipelineError(
             f"{file}: what {phase.name} depends on has changed since it was trained: "
             f"{', '.join(other)} would run first; {file} is as it was",
@@ -62,10 +64,16 @@ def read_present(config: RunConfig, phase: Phase) -> Inputs:
     """Read a phase's launch and the inputs that it is trained from, unverified."""
     parents = {
         name: artifact.read(folder, "state" if name == "start" else name, verify=False)
-        for name, folder in training_inputs(config, phase).items()
+        for name, folder in _trained_from(config, phase).items()
     }
     launch = phase_folder(config, phase) / "launch" / "run.yaml"
     return Inputs(read_run_yaml(launch), parents)
+
+
+def _trained_from(config: RunConfig, phase: Phase) -> dict[str, Path]:
+    """Return the folders that a phase is trained from, except its launch."""
+    found = training_of(config, phase).inputs
+    return {name: folder for name, folder in found.items() if name != "launch"}
 
 
 def check_same_launch(config: RunConfig, phase: Phase) -> None:

@@ -216,17 +216,6 @@ def phase_folder(config: RunConfig, phase: Phase) -> Path:
     return RunFolder(config.run).phase(phase.name).path
 
 
-def training_inputs(config: RunConfig, phase: Phase) -> dict[str, Path]:
-    """Return the folders that a phase is trained from, except its launch, by stage option."""
-    found = {
-        "base": RunFolder(config.run).base,
-        "cache": DataFolder(config.data_name).cache(config.cache_size(phase)),
-    }
-    before = config.phase_before(phase.name)
-    start = phase_folder(config, before) / "state" if before else imported_state(config)
-    return {**found, "start": start} if start else found
-
-
 def imported_state(config: RunConfig) -> Path | None:
     """Return the state that a run starts from if it continues an external checkpoint."""
     return RunFolder(config.run).imported_state if config.resume_from_checkpoint else None
