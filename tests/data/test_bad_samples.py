@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ FILE = Path("config/cats.yaml")
 def _project(tmp_path: Path, monkeypatch) -> None:
     """The working directory, with a preset; a process looks once at a path, here at each."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(files, "_walk_once", files._walk)
+    monkeypatch.setattr(files, "_walk_once", lru_cache(maxsize=0)(files._walk))
     forget_checks()
     Path("config/launch").mkdir(parents=True)
     shutil.copy(ROOT / "config/launch/torch.yaml", "config/launch")

@@ -14,9 +14,9 @@ from tests.conftest import ROOT
 
 from zerotrain import artifact
 from zerotrain.artifact import read_manifest
-from zerotrain.artifact.layout import CONFIGS, MAIN_CONFIG
+from zerotrain.artifact.layout import CONFIGS
 from zerotrain.artifact.recipe import Difference
-from zerotrain.config import settings_file
+from zerotrain.config import MAIN_CONFIG, settings_file
 from zerotrain.config.runs import read_runs
 from zerotrain.data import files
 from zerotrain.pipeline.graph.artifacts import Artifacts, Planned

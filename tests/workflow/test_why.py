@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.workflow.jobs import raised, refused
 
-from zerotrain.artifact.layout import MAIN_CONFIG
+from zerotrain.config import MAIN_CONFIG
 from zerotrain.config.runs import read_runs
 from zerotrain.pipeline.graph.artifacts import Artifacts
 from zerotrain.pipeline.graph.runs import Runs

@@ -14,8 +14,6 @@ import os
 from pathlib import Path
 
 CONFIGS = Path("config")
-MAIN_CONFIG = CONFIGS / "config.yaml"
-"""The file that the Snakefile reads by default, and commands where no run is named."""
 RESULTS = Path("results")
 DATA = "data"
 OF_PHASE = ("launch", "checkpoint", "weights", "state", "evaluation")

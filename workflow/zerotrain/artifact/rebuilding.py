@@ -6,14 +6,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from zerotrain.artifact.layout import (
-    DATA,
-    MAIN_CONFIG,
-    RESULTS,
-    ROLLING,
-    files_of,
-    place_in_results,
-)
+from zerotrain.artifact.layout import DATA, RESULTS, ROLLING, files_of, place_in_results
 
 EXPORTS = ("weights", "exported", "state", "universal")
 """Kinds of folders that `zerotrain export` writes."""
@@ -53,5 +46,5 @@ def _snakemake(run: str, *words: str) -> str:
     """Return the call of Snakemake for a run, with the option for its configuration."""
     files = files_of(run)
     config = str(files[0]) if len(files) == 1 else "FILE"
-    chosen = [] if config == str(MAIN_CONFIG) else ["--configfile", config]
+    chosen = [] if config == "config/config.yaml" else ["--configfile", config]
     return shlex.join(["snakemake", "--cores", "all", *chosen, *words])

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.artifact.layout import MAIN_CONFIG
+from zerotrain.config import MAIN_CONFIG
 from zerotrain.config.command_options import AnyRunFile, RunFile, folder_of
 from zerotrain.errors import PipelineError
 

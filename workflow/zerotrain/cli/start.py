@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.artifact.layout import MAIN_CONFIG
+from zerotrain.config import MAIN_CONFIG
 from zerotrain.config.command_options import RUN_HELP, AnyRunFile, RunFile, config_of
 from zerotrain.launch.planner.options import PlanOptions
 from zerotrain.pipeline.options import NewOptions

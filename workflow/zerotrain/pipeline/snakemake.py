@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from zerotrain.artifact.layout import MAIN_CONFIG
+from zerotrain.config import MAIN_CONFIG
 from zerotrain.errors import PipelineError
 from zerotrain.machine.child_process import supervise
 

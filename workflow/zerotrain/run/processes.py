@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from zerotrain.artifact.layout import MAIN_CONFIG
+from zerotrain.config import MAIN_CONFIG
 from zerotrain.config.runs import read_runs
 from zerotrain.errors import PipelineError
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import write_whole
-from zerotrain.artifact.layout import DATA, MAIN_CONFIG, RESULTS
+from zerotrain.artifact.layout import DATA, RESULTS
+from zerotrain.config import MAIN_CONFIG
 from zerotrain.config.runs import read_runs
 from zerotrain.errors import PipelineError
 from zerotrain.importers import enable_launch_files

@@ -10,7 +10,7 @@ from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from zerotrain.artifact.layout import MAIN_CONFIG
+from zerotrain.config import MAIN_CONFIG
 from zerotrain.config.models import Phase
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig

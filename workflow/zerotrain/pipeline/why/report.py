@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from zerotrain.artifact.layout import MAIN_CONFIG, RESULTS, runs_here
+from zerotrain.artifact.layout import RESULTS, runs_here
+from zerotrain.config import MAIN_CONFIG
 from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
 from zerotrain.importers import enable_launch_files
