@@ -15,6 +15,7 @@ from tests.builders.watched_runs import WatchedRun
 
 from zerotrain.artifact.in_use import WriterLock, hold
 from zerotrain.errors import PipelineError
+from zerotrain.machine import file_lock
 from zerotrain.machine.disk import size
 from zerotrain.pipeline.remove.command import remove
 
@@ -170,9 +171,12 @@ def test_a_training_a_job_and_a_reader_forbid_it(cats):
     """By the lock of a phase, of Snakemake, of a switch, of a cache's writer, and of a reader."""
     progress = cats.lock("plain")
     assert f"{progress}: a training is running here already: pid {os.getpid()}" in refusal()
-    shutil.move(progress, "results/cats/.switch")
-    assert f"`zerotrain switch` works on it: pid {os.getpid()}" in refusal()
-    shutil.rmtree("results/cats/.switch")
+    shutil.rmtree(progress)
+    switch = Path("results/cats/.switch/lock")
+    switch.parent.mkdir()
+    switch.touch()
+    with file_lock.hold(switch):
+        assert "`zerotrain switch` works on it" in refusal()
     lock = Path(".snakemake/locks/0.output.lock")
     lock.parent.mkdir(parents=True)
     lock.write_text(

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -30,6 +31,7 @@ from zerotrain.builder.processes import (
     switch,
 )
 from zerotrain.machine.child_process import SUPERVISOR
+from zerotrain.machine.process_record import record_of
 
 STAND_IN = """
 import os, sys, time
@@ -79,7 +81,8 @@ def test_start_is_the_command_of_a_shell_in_a_session_of_its_own(
     words = "snakemake --cores all train --configfile config/cats.yaml"
     wait_for(lambda: len(read_output("cats", "train", 9)) == 2)
     assert read_output("cats", "train", 9) == [f"$ {words}", f"{words} None red"]
-    assert os.getsid(started.pid) == started.pid != os.getsid(0)
+    pid = started.process.pid
+    assert os.getsid(pid) == pid != os.getsid(0)
     assert read_started("cats", "train") == started
     assert "works in this project already" in refusal(start, "cats")
     Path("busy").unlink()
@@ -93,7 +96,7 @@ def test_stop_interrupts_what_does_not_train() -> None:
     Path("busy").touch()
     started = start("cats")
     wait_for(lambda: len(read_output("cats", "train", 9)) == 2)
-    assert f"pid {started.pid} was interrupted" in stop("cats")
+    assert f"pid {started.process.pid} was interrupted" in stop("cats")
     wait_for(lambda: ended(started))
     assert "KeyboardInterrupt" in read_output("cats", "train", 9)[-1]
 
@@ -190,8 +193,9 @@ def test_a_process_that_a_record_names_is_not_interrupted(
     try:
         record = run.folder.path / "logs" / "builder.train.json"
         record.parent.mkdir(parents=True)
-        found = {"pid": child.pid, "created": child.create_time() - later * 100, "words": words}
-        record.write_text(json.dumps(found))
+        process = record_of(child.pid)
+        found = StartedCommand(replace(process, started=process.started - later * 100), words)
+        record.write_text(json.dumps(asdict(found)))
         assert "nothing of it runs" in refusal(stop, "cats")
         assert child.poll() is None
         started = read_started("cats", "train")
@@ -203,17 +207,10 @@ def test_a_process_that_a_record_names_is_not_interrupted(
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "{", "[]", '{"pid": -1, "created": 1.0, "words": []}', '{"pid": 1, "created": NaN}',
-        f'{{"pid": {10**400}, "created": 1.0, "words": []}}',
-        f'{{"pid": {2**40}, "created": 1.0, "words": []}}',
-        '{"pid": 1, "created": 1e999, "words": []}', '{"pid": 1, "created": 1, "words": {"a": 1}}',
-        "[" * 100_000,
-    ],
-)  # fmt: skip
+    "text", ["{", "[]", '{"process": {"pid": -1}, "words": []}', "[" * 100_000], ids=range(4)
+)
 def test_a_record_that_is_none_counts_as_missing(run: WatchedRun, text: str) -> None:
-    """Also by numbers that no process has."""
+    """Also a list without an end."""
     record = run.folder.path / "logs" / "builder.train.json"
     record.parent.mkdir(parents=True)
     record.write_text(text)

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from zerotrain.artifact.layout import LOG, DataFolder, RunFolder
+from zerotrain.machine.process_record import ProcessRecord, this_process
 from zerotrain.training.process.lock import LOCK
-from zerotrain.training.process.lock_owner import LockOwner, this_process
 
 PHASES = (("plain", 300, "torch"), ("offload", 700, "zero2_offload"))
 STAGES = ("launch", "checkpoint", "weights", "state", "evaluation")
@@ -77,7 +77,7 @@ class WatchedRun:
                 stream.write(json.dumps(line) + "\n")
         return progress / LOG
 
-    def lock(self, phase: str, owner: LockOwner | None = None) -> Path:
+    def lock(self, phase: str, owner: ProcessRecord | None = None) -> Path:
         """Let a process train a phase; default: this one."""
         progress = self.folder.phase(phase).progress
         progress.mkdir(parents=True, exist_ok=True)

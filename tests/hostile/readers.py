@@ -22,12 +22,12 @@ from zerotrain.artifact import Artifact
 from zerotrain.artifact.documents import read_header
 from zerotrain.config.runs import read_runs
 from zerotrain.launch.files import read_run_yaml, write_run_yaml
+from zerotrain.machine.process_record import this_process
 from zerotrain.pipeline.lineage import report
 from zerotrain.pipeline.lineage.trace import trace
 from zerotrain.state.position import read_position
 from zerotrain.training.process import lock
 from zerotrain.training.process.ending import ExitRecord, read_exit_codes, read_exit_record
-from zerotrain.training.process.lock_owner import this_process
 from zerotrain.training.reporting import heartbeat
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ def _read_lock(folder: Path, file: Path) -> None:
 
 def _write_report(folder: Path) -> None:
     (folder / heartbeat.RANKS).mkdir()
-    status = heartbeat.RankStatus(0, "n1", 17, 1.0, 3, "a.py:1 (f)", False, 0.5, 9.0)
+    status = heartbeat.RankStatus(0, this_process(), 3, "a.py:1 (f)", False, 0.5, 9.0)
     (folder / heartbeat.RANKS / "00000.json").write_text(json.dumps(asdict(status)))
 
 

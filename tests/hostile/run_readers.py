@@ -30,6 +30,7 @@ from zerotrain.config.runs import read_runs
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_launch_files, write_run_yaml
 from zerotrain.launch.planner.architecture import find_architecture
+from zerotrain.machine.process_record import this_process
 from zerotrain.pipeline.doctor.report import Report
 from zerotrain.pipeline.doctor.run import look_at_run
 from zerotrain.pipeline.dvc.files import load_pipeline, parse_lock
@@ -85,13 +86,13 @@ def write_run(folder: Path) -> None:
         (progress / "exit.json").write_text(json.dumps(asdict(ExitRecord(1, "no", "again", "x"))))
         (progress / "ended-0.json").write_text('{"0": -9, "1": 1}')
         (progress / heartbeat.RANKS).mkdir()
-        status = heartbeat.RankStatus(0, "n1", 17, 1.0, 303, "a.py:1 (f)", False, 0.5, 9.0)
+        status = heartbeat.RankStatus(0, this_process(), 303, "a.py:1 (f)", False, 0.5, 9.0)
         (progress / heartbeat.RANKS / "00000.json").write_text(json.dumps(asdict(status)))
         publish_checkpoint(step_folder(progress, 302), 302)
         metrics = {"prompt_accuracy": 1.0, "train_seconds": 3.0, "peak_host_bytes": 9, "step": 300}
         (RunFolder(RUN).phase("plain").path / "metrics.json").write_text(json.dumps(metrics))
         run.write_stage_log("train_phase.offload", "RuntimeError: no\n")
-        started = {"pid": os.getpid(), "created": 1.5, "words": ["snakemake", "train"]}
+        started = {"process": asdict(this_process()), "words": ["snakemake", "train"]}
         for what in ("train", "switch"):
             (run.folder.path / f"logs/builder.{what}.log").write_text("$ snakemake\n")
             record = run.folder.path / f"logs/builder.{what}.json"

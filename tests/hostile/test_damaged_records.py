@@ -22,10 +22,10 @@ from tests.hostile.reader import vouch_for
 
 from zerotrain import artifact
 from zerotrain.launch.files import read_run_yaml, write_run_yaml
+from zerotrain.machine.process_record import this_process
 from zerotrain.state.state import State, write_state
 from zerotrain.training.process import lock
 from zerotrain.training.process.ending import ExitRecord, read_exit_codes, read_exit_record
-from zerotrain.training.process.lock_owner import this_process
 from zerotrain.training.reporting import heartbeat
 
 ODD: tuple[Any, ...] = ({}, [], "x", -1, 10**30, float("nan"))
@@ -73,10 +73,12 @@ def test_an_odd_report_is_left_out(tmp_path: Path, odd: Any) -> None:
     """Those of the other processes are read."""
     folder = tmp_path / heartbeat.RANKS
     folder.mkdir()
-    status = heartbeat.RankStatus(1, "n1", 17, 1.0, 3, "a.py:1 (f)", False, 0.5, time.time())
+    status = heartbeat.RankStatus(1, this_process(), 3, "a.py:1 (f)", False, 0.5, time.time())
     (folder / "00001.json").write_text(json.dumps(asdict(status)))
+    whole = asdict(status)
     for key in ("pid", "step", "time"):
-        (folder / "00000.json").write_text(json.dumps({**asdict(status), key: odd}))
+        part = {"process": {**whole["process"], key: odd}} if key == "pid" else {key: odd}
+        (folder / "00000.json").write_text(json.dumps({**whole, **part}))
         assert heartbeat.read_statuses(tmp_path) == [status]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.builders.refusals import refused
 
+from zerotrain.machine.file_lock import one_at_a_time
 from zerotrain.machine.regular_file import open_to_change
 from zerotrain.training.process import lock
 from zerotrain.training.process.lock_file import SignsOfLife
@@ -54,7 +55,7 @@ def test_progress_of_others_overwrites_nothing(victim: Path) -> None:
     for name in (lock.TAKING, lock.WRITER):
         (progress / name).symlink_to(victim)
     refused(lock.hold_writer, progress)
-    with pytest.raises(Exception, match="is a link"), lock._turn(progress):
+    with pytest.raises(Exception, match="is a link"), one_at_a_time(progress / lock.TAKING):
         pass
     (progress / "lock").symlink_to(victim)
     assert refused(SignsOfLife, progress / "lock", 60).what.endswith("is a link, not a file")

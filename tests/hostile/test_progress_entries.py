@@ -25,10 +25,11 @@ from tests.hostile.fuzzing import limits
 from zerotrain.artifact import in_use
 from zerotrain.errors import PipelineError
 from zerotrain.machine import child_process, output
-from zerotrain.machine.liveness import hold, is_held, pid_space
+from zerotrain.machine.file_lock import hold, is_held
+from zerotrain.machine.pid_space import pid_space
+from zerotrain.machine.process_record import this_process
 from zerotrain.training.checkpointing import progress_folder, set_aside
 from zerotrain.training.process import ending, lock, stop, swap_folder
-from zerotrain.training.process.lock_owner import this_process
 from zerotrain.training.process.start import prepare
 from zerotrain.training.reporting import decode_samples, heartbeat, trackers, validation_history
 from zerotrain.training.reporting.event_files import EventFile
@@ -338,11 +339,12 @@ def test_odd_numbers_and_deep_lists_count_as_missing(progress: Path, odd: str) -
 @pytest.mark.parametrize("pid", [0, -1, -17, 2**31, "x"])
 def test_no_process_has_this_id(progress: Path, pid: Any) -> None:
     """0 and negative numbers are groups of processes to kill(2)."""
-    (progress / "lock").write_text(json.dumps({**asdict(this_process(60)), "pid": pid}))
+    process = {**asdict(this_process(60)), "pid": pid}
+    (progress / "lock").write_text(json.dumps(process))
     assert lock.read_owner(progress) is None
-    status = heartbeat.RankStatus(1, "n1", 17, 1.0, 3, "a.py:1 (f)", False, 0.5, 9.0)
+    status = heartbeat.RankStatus(1, this_process(), 3, "a.py:1 (f)", False, 0.5, 9.0)
     (progress / "ranks").mkdir()
-    (progress / "ranks/00001.json").write_text(json.dumps({**asdict(status), "pid": pid}))
+    (progress / "ranks/00001.json").write_text(json.dumps({**asdict(status), "process": process}))
     assert heartbeat.read_statuses(progress) == []
 
 

@@ -1,8 +1,9 @@
-"""`python -m tests.lint.file_access`: files are opened, parsed and written in one place each.
+"""`python -m tests.lint.file_access`: one place each opens, parses, writes and locks files.
 
-Refused are parsers of documents outside of `artifact/documents/`, and calls that open or write a
-file by its path outside of `machine/regular_file.py`: each would need its own limits, and follow
-links of its own. `make lint` runs this.
+Refused are parsers of documents outside of `artifact/documents/`, calls that open or write a file
+by its path outside of `machine/regular_file.py`, kernel locks outside of `machine/file_lock.py`,
+and questions about other processes outside of `machine/process_record.py` and `processes.py`: each
+would have its own limits, links and tolerances. `make lint` runs this.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ PACKAGE = Path(__file__).parents[2] / "workflow" / "zerotrain"
 READ = "read it by zerotrain.artifact.documents"
 WRITE = "write it by zerotrain.machine.regular_file, or by zerotrain.artifact.write_whole"
 FUNCTIONS = {
+    "fcntl.flock": "lock it by zerotrain.machine.file_lock",
+    "psutil.Process": "ask zerotrain.machine.process_record or processes",
     **dict.fromkeys(("json.load", "json.loads", "tomllib.load", "tomllib.loads"), READ),
     **dict.fromkeys(("yaml.load", "yaml.safe_load", "yaml.parse", "yaml.compose"), READ),
     **dict.fromkeys(("YAML", "yaml.safe_load_all", "yaml.load_all"), READ),
@@ -70,9 +73,14 @@ ALLOWED = {
     "machine/compiled_ops.py": Allowed(("read_text", "json.loads"), f"{KERNEL}; its own record"),
     "machine/confined.py": Allowed(("read_text", "os.open"), f"{KERNEL}; /dev/null"),
     "machine/detect.py": Allowed(("json.loads",), PARENT),
+    "machine/file_lock.py": Allowed(("fcntl.flock",), "the place"),
     "machine/host.py": Allowed(("read_text",), KERNEL),
-    "machine/liveness.py": Allowed(("read_text",), KERNEL),
-    "machine/memory_watch.py": Allowed(("read_text", "write_text"), KERNEL),
+    "machine/memory_watch.py": Allowed(
+        ("read_text", "write_text", "psutil.Process"), f"{KERNEL}; memory of this process"
+    ),
+    "machine/pid_space.py": Allowed(("read_text",), KERNEL),
+    "machine/process_record.py": Allowed(("psutil.Process",), "the place"),
+    "machine/processes.py": Allowed(("psutil.Process",), "the place"),
     "machine/regular_file.py": Allowed(("os.open", "open"), "the place"),
     "machine/software.py": Allowed(("read_text",), KERNEL),
     "models/families/tokenizer_process.py": Allowed(("json.loads",), PARENT),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.lint.file_access import READ, WRITE, Allowed, check, find_calls
+from tests.lint.file_access import FUNCTIONS, READ, WRITE, Allowed, check, find_calls
 
 PLANTED = {
     "import json\njson.loads(path)": ("json.loads", READ),
@@ -25,6 +25,8 @@ PLANTED = {
     "(folder / name).write_bytes(b'a')": ("write_bytes", WRITE),
     "path.touch()": ("touch", WRITE),
     "shutil.copyfile(a, b)": ("shutil.copyfile", WRITE),
+    "fcntl.flock(a, fcntl.LOCK_EX)": ("fcntl.flock", FUNCTIONS["fcntl.flock"]),
+    "psutil.Process(1).status()": ("psutil.Process", FUNCTIONS["psutil.Process"]),
 }
 
 

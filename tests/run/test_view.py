@@ -16,12 +16,12 @@ from tests.builders.watched_runs import WatchedRun
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
+from zerotrain.machine.process_record import this_process
 from zerotrain.pipeline.watch.state import RunState, read_run_state, read_state
 from zerotrain.run import stages
 from zerotrain.run.queue import SubmittedJob, parse_jobs
 from zerotrain.run.runs import choose_runs, run_named, runs_here
 from zerotrain.run.view import RunView
-from zerotrain.training.process.lock_owner import this_process
 
 
 @pytest.fixture

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 from tests.builders import refusals
 from tests.builders.states import publish_checkpoint
@@ -45,7 +40,6 @@ from zerotrain.training.checkpointing import set_aside
 from zerotrain.training.checkpointing.progress_folder import step_folder
 from zerotrain.training.process import stop
 from zerotrain.training.process.lock import read_owner
-from zerotrain.training.process.lock_owner import this_process
 from zerotrain.training.process.stop import stop_training
 
 pytestmark = pytest.mark.usefixtures("project")
@@ -336,58 +330,6 @@ def test_a_switch_that_fails_accepts_nothing(monkeypatch, failure) -> None:
 
     switch.switch(SwitchOptions("flowers", "zero2", accept=True))
     assert found[2:] == [None, accepted]
-
-
-def test_progress_that_is_held_is_not_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training that began after the question whether one runs keeps what it began with."""
-    make_inputs()
-    progress = save("plain", 100)
-    children = []
-    monkeypatch.setattr(snakemake, "make", lambda *_: children.append(start_training(progress)))
-    assert f"{progress}: a training is running here already" in refusal(accept=True)
-    assert set_aside.ENVIRONMENT not in os.environ
-    (progress / "stop").touch()
-    with children[0] as child:
-        assert child.wait() == 0
-
-
-@pytest.mark.parametrize(
-    ("line", "is_it"),
-    [
-        ("/env/bin/snakemake --cores all", True),
-        ("/env/bin/python3.11 /env/bin/snakemake --cores all", True),
-        ("/env/bin/python -m snakemake --cores all", True),
-        ("python -u -X dev -m snakemake", True),
-        ("code work/snakemake", False),
-        ("bash -c /env/bin/snakemake", False),
-        ("python -m pytest tests/snakemake", False),
-        ("python train.py work/snakemake", False),
-        ("python -c pass snakemake", False),
-        ("python", False),
-        ("", False),
-    ],
-)
-def test_snakemake_is_recognised_by_its_program(line: str, is_it: bool) -> None:
-    """A folder of this name among the words of an editor or a shell is none."""
-    assert stop._is_snakemake(line.split()) is is_it
-
-
-def test_the_snakemake_above_a_training_is_waited_for() -> None:
-    """It holds the folder's lock for a moment longer than the training its own. A process between
-    them that only names a file like it is none."""
-    script = "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
-    call = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', {!r}, 'my/snakemake'])\n"
-    above = Path("snakemake")
-    above.write_text(call.format(call.format(script)), encoding="utf-8")
-    with subprocess.Popen(
-        [sys.executable, str(above.resolve())], stdout=subprocess.PIPE, text=True
-    ) as caller:
-        assert caller.stdout
-        pid = int(caller.stdout.readline())
-        trainer = replace(this_process(), pid=pid, started=psutil.Process(pid).create_time())
-        assert [p.pid for p in stop._snakemakes_above(trainer)] == [caller.pid]
-        os.kill(pid, signal.SIGKILL)
-    assert stop._snakemakes_above(trainer) == []
 
 
 def test_progress_of_other_making_is_refused() -> None:

@@ -525,10 +525,10 @@ def test_an_undo_that_fails_says_what_is_there(snakemake, monkeypatch) -> None:
 def test_results_that_cannot_be_written_are_named(snakemake, monkeypatch) -> None:
     """In one sentence, and nothing has changed."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(switch.lock, "take", refuse)
+    monkeypatch.setattr(switch, "open_to_change", refuse)
     with pytest.raises(PipelineError) as caught:
         switch.switch(SwitchOptions("flowers", "zero2"))
     assert caught.value.what == "results/flowers/.switch: cannot be written: Read-only file system"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from tests.builders.phases import make_phase
 
 from zerotrain.launch.files import write_run_yaml
+from zerotrain.machine.process_record import this_process
 from zerotrain.training import rank
 from zerotrain.training.reporting.heartbeat import RankStatus
 
@@ -30,6 +29,4 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -
 
 def beat(rank: int, *, step: int | None = 4, waits: bool = False, ago: float = 0.0) -> RankStatus:
     """What a process of this very pid may have reported."""
-    own = psutil.Process()
-    host = os.uname().nodename
-    return RankStatus(rank, host, own.pid, own.create_time(), step, "x", waits, 9.0, 1000.0 - ago)
+    return RankStatus(rank, this_process(), step, "x", waits, 9.0, 1000.0 - ago)

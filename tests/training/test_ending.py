@@ -114,7 +114,8 @@ def test_after_a_time_out_the_one_that_hung_is_named(tmp_path: Path) -> None:
         for one in found:
             path = tmp_path / "ranks" / f"{one.rank:05d}.json"
             path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps(asdict(replace(one, pid=2**22 - 3))))
+            ended = replace(one, process=replace(one.process, pid=2**22 - 3))
+            path.write_text(json.dumps(asdict(ended)))
         return explain(tmp_path, {0: -signal.SIGABRT}, line)
 
     who = rf"; rank 1 \(pid {2**22 - 3} on \S+\) "

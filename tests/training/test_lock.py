@@ -26,9 +26,9 @@ from tests.builders.processes import DEAD_PID
 
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import DiskError
+from zerotrain.machine.process_record import ProcessRecord, this_process
 from zerotrain.training.process import lock
 from zerotrain.training.process.lock import hold_writer, read_owner, take
-from zerotrain.training.process.lock_owner import LockOwner, this_process
 
 TAKERS, ROUNDS = 8, 20
 SECONDS = 60
@@ -52,7 +52,7 @@ time.sleep(60)
 """
 
 
-def held_by(folder: Path, **changes: Any) -> LockOwner:
+def held_by(folder: Path, **changes: Any) -> ProcessRecord:
     """Write a lock as another owner would have left it; by default of a running process, us."""
     pid = changes.get("pid", os.getpid())
     started = psutil.Process(pid).create_time() if psutil.pid_exists(pid) else 1.0
@@ -230,15 +230,15 @@ def test_without_locks_a_later_takers_lock_is_not_removed(
     def refuse(*arguments: object) -> None:
         raise OSError("not supported")
 
-    runs = LockOwner.is_running
+    runs = ProcessRecord.is_running
 
-    def meanwhile(self: LockOwner) -> bool:
-        monkeypatch.setattr(LockOwner, "is_running", runs)
+    def meanwhile(self: ProcessRecord) -> bool:
+        monkeypatch.setattr(ProcessRecord, "is_running", runs)
         held_by(tmp_path, pid=sleeper.pid)
         return False
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(LockOwner, "is_running", meanwhile)
+    monkeypatch.setattr(ProcessRecord, "is_running", meanwhile)
     held_by(tmp_path, host="elsewhere")
     assert f"pid {sleeper.pid} on" in refusal(tmp_path)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["lock", "lock.taking"]
@@ -261,15 +261,15 @@ def _take_often(folder: Path, barrier: Barrier, results: Any) -> None:
 
 def test_of_many_takers_exactly_one_wins(tmp_path: Path, monkeypatch) -> None:
     """Eight processes at once on the lock of a dead owner: one wins, the others name it."""
-    runs = LockOwner.is_running
+    runs = ProcessRecord.is_running
 
-    def slowly(self: LockOwner) -> bool | None:
+    def slowly(self: ProcessRecord) -> bool | None:
         found = runs(self)
         time.sleep(random.Random(os.getpid() + time.monotonic_ns()).random() * 0.004)
         return found
 
     # Between looking at the lock and acting on it, others have time to act.
-    monkeypatch.setattr(LockOwner, "is_running", slowly)
+    monkeypatch.setattr(ProcessRecord, "is_running", slowly)
     for number in range(ROUNDS):
         held_by(tmp_path / str(number), pid=DEAD_PID)
     context = multiprocessing.get_context("fork")

@@ -15,9 +15,10 @@ import pytest
 
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.errors import PipelineError
-from zerotrain.training.process import lock, lock_file, lock_owner
+from zerotrain.machine import process_record
+from zerotrain.machine.process_record import ProcessRecord, this_process
+from zerotrain.training.process import lock, lock_file
 from zerotrain.training.process.lock import read_owner, take
-from zerotrain.training.process.lock_owner import LockOwner, this_process
 
 NAMESPACES = ["unshare", "--pid", "--mount", "--uts", "--fork", "--mount-proc", "--kill-child"]
 NAMESPACES += [] if os.getuid() == 0 else ["--map-root-user"]
@@ -106,7 +107,7 @@ def test_dead_container_is_taken_over_after_its_lease(tmp_path: Path, container:
     assert now - last >= dead.lease
 
 
-def in_container(folder: Path, silent: float, **changes: object) -> LockOwner:
+def in_container(folder: Path, silent: float, **changes: object) -> ProcessRecord:
     """Write the lock of an owner in another PID namespace, with its last sign so long ago."""
     me = this_process(60)
     values = {"pid_namespace": me.pid_namespace + 1, **changes}
@@ -169,7 +170,7 @@ def test_holder_of_before_a_restart_of_the_machine_is_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has given no sign since the start; a machine of the same name would have."""
-    monkeypatch.setattr(lock_owner, "_uptime", lambda: 40.0)
+    monkeypatch.setattr(process_record, "_uptime", lambda: 40.0)
     dead = in_container(tmp_path, 50, boot="another", pid_namespace=this_process().pid_namespace)
     assert not lock.is_alive(tmp_path, dead)
     take(tmp_path).release()

@@ -24,14 +24,14 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import compiled_ops
-from zerotrain.machine.liveness import hold
+from zerotrain.machine.file_lock import hold
+from zerotrain.machine.process_record import ProcessRecord, this_process
 from zerotrain.training.process import launcher
 from zerotrain.training.process.ending import read_exit_record
-from zerotrain.training.process.lock_owner import LockOwner, this_process
 from zerotrain.training.process.swap_folder import OWNER, clear_dead, needed_bytes, swap_folder
 
 
-def left_by(disk: Path, name: str, owner: LockOwner | None) -> Path:
+def left_by(disk: Path, name: str, owner: ProcessRecord | None) -> Path:
     """A swap folder with a file of DeepSpeed's, as some training left it."""
     folder = disk / name
     (folder / "zero_stage_3" / "optimizer").mkdir(parents=True)
@@ -47,7 +47,7 @@ def refused(phase: ResolvedPhase, needed: int = 0) -> PipelineError:
 
 
 @pytest.fixture
-def dead() -> LockOwner:
+def dead() -> ProcessRecord:
     """A process that has ended."""
     return replace(this_process(), pid=DEAD_PID)
 
@@ -60,7 +60,7 @@ def test_a_training_has_a_folder_of_its_own(tmp_path: Path) -> None:
         assert first != second
         assert first.parent == second.parent == tmp_path
         assert first.name.startswith("zerotrain-tiny-swapped-")
-        assert LockOwner(**json.loads((first / OWNER).read_text())).pid == os.getpid()
+        assert ProcessRecord(**json.loads((first / OWNER).read_text())).pid == os.getpid()
         (first / "zero_stage_3").mkdir()
         (first / "zero_stage_3" / "x.swp").touch()
     assert list(tmp_path.iterdir()) == []
@@ -73,7 +73,7 @@ def test_the_folder_goes_when_training_fails(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dead_owners_folder_is_cleared_at_any_start(tmp_path: Path, dead: LockOwner) -> None:
+def test_a_dead_owners_folder_is_cleared_at_any_start(tmp_path: Path, dead: ProcessRecord) -> None:
     """Whole, whatever run and stage wrote it; and reported."""
     left_by(tmp_path, "zerotrain-other-phase-x1", dead)
     with swap_folder(make_swapped_phase(tmp_path), 0) as (mine, said):
@@ -94,7 +94,7 @@ def test_a_living_owners_folder_is_untouched(tmp_path: Path, sleeper) -> None:
     assert len(clear_dead(tmp_path)) == 1
 
 
-def test_another_hosts_folder_is_untouched(tmp_path: Path, dead: LockOwner) -> None:
+def test_another_hosts_folder_is_untouched(tmp_path: Path, dead: ProcessRecord) -> None:
     """Of its processes nothing is known here."""
     folder = left_by(tmp_path, "zerotrain-a-b-x1", replace(dead, host="elsewhere"))
     assert clear_dead(tmp_path) == []
@@ -102,7 +102,7 @@ def test_another_hosts_folder_is_untouched(tmp_path: Path, dead: LockOwner) -> N
 
 
 def test_folder_of_another_container_is_cleared_when_no_process_holds_it(
-    tmp_path: Path, dead: LockOwner
+    tmp_path: Path, dead: ProcessRecord
 ) -> None:
     """Its pid says nothing here; the lock on its owner's file does, as the disk is local."""
     twin = replace(dead, pid_namespace=dead.pid_namespace + 1)
@@ -128,7 +128,7 @@ def test_a_folder_without_a_readable_owner_is_left_and_named(
     assert (folder / "zero_stage_3").exists()
 
 
-def test_other_programs_files_are_never_touched(tmp_path: Path, dead: LockOwner) -> None:
+def test_other_programs_files_are_never_touched(tmp_path: Path, dead: ProcessRecord) -> None:
     """Not other names, not files, not what a link points to."""
     keep = tmp_path / "models"
     left_by(tmp_path, "models", dead)
@@ -140,7 +140,7 @@ def test_other_programs_files_are_never_touched(tmp_path: Path, dead: LockOwner)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_a_cleared_folder_links_to_stays(tmp_path: Path, dead: LockOwner) -> None:
+def test_what_a_cleared_folder_links_to_stays(tmp_path: Path, dead: ProcessRecord) -> None:
     """A link inside goes, its target does not."""
     target = tmp_path / "data"
     target.mkdir()
@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_written_is_refused(
 
 
 def test_too_little_space_is_refused_with_the_figures(
-    tmp_path: Path, dead: LockOwner, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, dead: ProcessRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the dead left is cleared first: it may be what is missing. What fits exactly fits."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=46_214_000_000))

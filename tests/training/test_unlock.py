@@ -15,9 +15,9 @@ import pytest
 
 from zerotrain.cli.groups import unlock as command
 from zerotrain.errors import PipelineError
+from zerotrain.machine.process_record import ProcessRecord, this_process
 from zerotrain.training.process import lock, lock_file
 from zerotrain.training.process.lock import read_owner
-from zerotrain.training.process.lock_owner import LockOwner, this_process
 from zerotrain.training.process.progress_commands import unlock
 
 
@@ -28,7 +28,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def held(folder: Path, silent: float = 100, **changes: object) -> LockOwner:
+def held(folder: Path, silent: float = 100, **changes: object) -> ProcessRecord:
     """Write the lock of an owner on another machine, with its last sign so many seconds ago."""
     found = replace(this_process(120), **{"host": "n1", "pid": 7, **changes})  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def test_holder_that_has_ended_needs_no_unlocking(tmp_path: Path) -> None:
 def test_lock_of_who_came_meanwhile_stays(tmp_path: Path, monkeypatch) -> None:
     """While the user thinks, another has taken over."""
     held(tmp_path)
-    later: list[LockOwner] = []
+    later: list[ProcessRecord] = []
 
     class Slow(Terminal):
         def readline(self, *arguments: object) -> str:
@@ -110,17 +110,11 @@ def test_lock_of_who_came_meanwhile_stays(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_command_takes_the_name_of_a_phase(tmp_path: Path, monkeypatch, capsys) -> None:
-    """As the hint of a refusal has it, or the folder of another lock."""
+    """As the hint of a refusal has it."""
     monkeypatch.chdir(tmp_path)
     progress = Path("results/digits/plain/progress")
     owner = held(progress, lease=0.0)
     assert lock.unlock_hint(progress, owner).endswith("`zerotrain progress unlock digits/plain`")
     command("digits/plain", yes=True)
     assert read_owner(progress) is None
-    switch = Path("results/digits/.switch")
-    owner = held(switch, lease=0.0)
-    named = lock.unlock_hint(switch, owner)
-    assert named.endswith("`zerotrain progress unlock results/digits/.switch`")
-    command(str(switch), yes=True)
-    assert read_owner(switch) is None
     assert "unlocked; it was held by pid 7 on n1" in capsys.readouterr().out

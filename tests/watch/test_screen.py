@@ -16,11 +16,11 @@ from tests.builders.terminals import OTHER_SCREEN, OWN_SCREEN, Terminal, start_s
 from tests.builders.watched_runs import WatchedRun
 
 from zerotrain.errors import PipelineError
+from zerotrain.machine.process_record import this_process
 from zerotrain.pipeline.watch import command, screen
 from zerotrain.pipeline.watch.screen import Canvas, describe, describe_changes, draw
 from zerotrain.pipeline.watch.state import RunState, read_run_state
 from zerotrain.run import stages
-from zerotrain.training.process.lock_owner import this_process
 
 FOREIGN = "a\x1b]0;owned\x07b\x1b[2Jc\x9b2Jd\r\n\te"
 

@@ -8,7 +8,6 @@ protected, and nothing waits.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from zerotrain.artifact.damage import MANIFEST
+from zerotrain.machine.file_lock import lock_stream
 from zerotrain.machine.regular_file import FileError, open_to_change, open_to_read
 
 REMOVED = ".removed"
@@ -27,15 +27,14 @@ def hold(folder: Path) -> IO[Any] | None:
         stream = open_to_read(folder / MANIFEST)
     except OSError:
         return None  # reading it reports the error
-    with contextlib.suppress(OSError):
-        fcntl.flock(stream, fcntl.LOCK_SH)
+    lock_stream(stream, shared=True, wait=True)
     return stream
 
 
 def is_held(folder: Path) -> bool:
     """Return whether a process protects a published folder from removal."""
     with contextlib.suppress(FileError), open_to_read(folder / MANIFEST) as stream:
-        return not _lock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_stream(stream) is False
     return False
 
 
@@ -49,7 +48,7 @@ class WriterLock:
         self._place: int | None = None
         with contextlib.suppress(FileNotFoundError):
             self._place = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
-            _lock(self._place, fcntl.LOCK_SH)
+            lock_stream(self._place, shared=True, wait=True)
 
     def release(self) -> None:
         """Give up the claim."""
@@ -65,20 +64,9 @@ def without_writers(folder: Path) -> Iterator[bool]:
     """Keep writers of a folder and its neighbours waiting; yield False if one is at work."""
     place = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield _lock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield lock_stream(place) is not False
     finally:
         os.close(place)
-
-
-def _lock(descriptor: int, how: int) -> bool:
-    """Lock an open file; return False if another process holds it."""
-    try:
-        fcntl.flock(descriptor, how)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # no locks here
-    return True
 
 
 def remove(folder: Path) -> bool:
@@ -90,7 +78,7 @@ def remove(folder: Path) -> bool:
     """
     # Network file systems lock only files that are open for writing.
     with open_to_change(folder / MANIFEST) as stream:
-        if not _lock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
+        if lock_stream(stream) is False:
             return False
         # Under this name it no longer counts, even if the removal is interrupted.
         removed = folder.with_name(f".{folder.name}{REMOVED}")

@@ -14,15 +14,14 @@ import contextlib
 import glob
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 from zerotrain.artifact.damage import MANIFEST
 from zerotrain.artifact.documents import read_bytes
-from zerotrain.machine.liveness import pid_space, time_there
+from zerotrain.machine.disk import time_there
+from zerotrain.machine.pid_space import pid_space
+from zerotrain.machine.processes import started_before
 from zerotrain.machine.regular_file import write_bytes
 
 KEPT_MANIFEST = f".{MANIFEST}"
@@ -129,11 +128,9 @@ def _writer_lives(leftover: Path, kind: str, alone: bool) -> bool:
         age = time_there(leftover.parent) - written
         if host not in ("", HOST):
             return age < SILENT_SECONDS[kind]
-        process = psutil.Process(int(pid))
-        ended = process.status() == psutil.STATUS_ZOMBIE
         # Boot time, and some disks' times, have a resolution of whole seconds: allow for 5.
-        return not ended and time.time() - process.create_time() >= age - 5
-    except (ValueError, psutil.NoSuchProcess, FileNotFoundError):
+        return started_before(int(pid), age - 5)
+    except (ValueError, FileNotFoundError):
         return False
     except OSError:  # not writable, so not removable either
         return True

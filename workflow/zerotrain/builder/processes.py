@@ -18,10 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import psutil
-from pydantic import Field
+from typing import Literal
 
 from zerotrain.artifact import write_whole
 from zerotrain.artifact.documents import read_record
@@ -33,15 +30,15 @@ from zerotrain.errors import PipelineError
 from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.output import LOG
+from zerotrain.machine.process_record import ProcessRecord, record_of
 from zerotrain.machine.regular_file import open_new, open_to_read, touch
 from zerotrain.pipeline.snakemake import config_option
-from zerotrain.pipeline.switch.command import OWN_FOLDER
+from zerotrain.pipeline.switch.command import is_switching
 from zerotrain.pipeline.switch.plan import check_preset
 from zerotrain.run.processes import find_processes
 from zerotrain.run.runs import phase_folders
 from zerotrain.run.view import RunView
 from zerotrain.training.checkpointing.progress_folder import STOP
-from zerotrain.training.process import lock
 
 What = Literal["train", "switch"]
 PRECISIONS = ("no", "bf16", "fp16")
@@ -64,25 +61,14 @@ class StartedCommand:
     Runs are exchanged, so a record may name any process.
     """
 
-    pid: Annotated[int, Field(gt=0, lt=2**31)]
-    created: float
-    """When its process began, seconds since the epoch: another has the pid later."""
+    process: ProcessRecord
     words: tuple[str, ...]
     """As a person would type them."""
 
     @property
     def is_alive(self) -> bool:
         """Whether it runs: a command of this user that a page starts, in this project."""
-        with suppress(psutil.Error, OSError):
-            process = psutil.Process(self.pid)
-            return (
-                self.words[:2] in COMMANDS
-                and process.uids().real == os.getuid()
-                and abs(process.create_time() - self.created) < 1
-                and process.cmdline()[-len(self.words) :] == list(self.words)
-                and Path(process.cwd()) == Path.cwd()
-            )
-        return False
+        return self.words[:2] in COMMANDS and self.process.runs_command(self.words)
 
 
 @dataclass(frozen=True)
@@ -157,7 +143,7 @@ def stop(run: str) -> str:
                 "after its step, with a checkpoint."
             )
     switching = read_started(run, "switch")
-    pids = [switching.pid] if switching and switching.is_alive else _snakemakes_of(run)
+    pids = [switching.process.pid] if switching and switching.is_alive else _snakemakes_of(run)
     if not pids:
         raise PipelineError(
             f"{run}: nothing of it runs on this machine",
@@ -265,7 +251,7 @@ def _check_idle(run: str) -> None:
     started = read_started(run, "train")
     living = [one.pid for one in find_processes().snakemakes]
     if started is not None and started.is_alive:
-        living.append(started.pid)
+        living.append(started.process.pid)
     if living:
         raise PipelineError(
             f"snakemake works in this project already, as pid {living[0]}",
@@ -274,10 +260,8 @@ def _check_idle(run: str) -> None:
 
 
 def _check_no_switch(run: str) -> None:
-    started, folder = read_started(run, "switch"), RunFolder(run).path / OWN_FOLDER
-    owner = lock.read_owner(folder)
-    by_hand = owner is not None and lock.is_alive(folder, owner)
-    if by_hand or (started is not None and started.is_alive):
+    started = read_started(run, "switch")
+    if is_switching(run) or (started is not None and started.is_alive):
         raise PipelineError(
             f"{run}: is being switched", hint="wait until the switch has ended; the page shows it"
         )
@@ -312,7 +296,7 @@ def _spawn(
                 env=_environment(),
                 start_new_session=True,
             )
-        started = StartedCommand(child.pid, psutil.Process(child.pid).create_time(), tuple(words))
+        started = StartedCommand(record_of(child.pid), tuple(words))
         write_whole(log.with_suffix(".json"), json.dumps(asdict(started)))
     return child, started
 
@@ -330,7 +314,7 @@ def _snakemakes_of(run: str) -> list[int]:
     """Return the pids of this machine's Snakemakes that plan a run."""
     started = read_started(run, "train")
     if started is not None and started.is_alive:
-        return [started.pid]
+        return [started.process.pid]
     return [one.pid for one in find_processes().snakemakes if one.runs and run in one.runs]
 
 

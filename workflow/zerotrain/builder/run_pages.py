@@ -211,7 +211,9 @@ def _is_starting(run: str, state: RunState) -> bool:
 def _newest(run: str) -> What:
     """Return which of a page's commands began last."""
     train, switched = read_started(run, "train"), read_started(run, "switch")
-    later = switched is not None and (train is None or switched.created > train.created)
+    later = switched is not None and (
+        train is None or switched.process.started > train.process.started
+    )
     return "switch" if later else "train"
 
 

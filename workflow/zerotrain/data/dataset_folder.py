@@ -9,11 +9,9 @@ The identity is that of one JSON with all samples.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -27,8 +25,9 @@ from zerotrain.artifact.rebuilding import rebuild_hint
 from zerotrain.artifact.recipe import Recipe
 from zerotrain.artifact.whole_file import sync
 from zerotrain.errors import PipelineError
-from zerotrain.machine.disk_errors import check_no_file, writing
-from zerotrain.machine.regular_file import open_to_change, write_text
+from zerotrain.machine.disk_errors import check_no_file
+from zerotrain.machine.file_lock import one_at_a_time
+from zerotrain.machine.regular_file import write_text
 
 SAMPLES = "samples/samples.arrow"
 BAD = "samples/bad.jsonl"
@@ -113,7 +112,8 @@ def publish_dataset(
     facts: dict[str, Any] = {"repeats": repeats, "count": count_samples(samples, bad)}
     if left_out is not None and (counts := left_out.counts()):
         facts[LEFT_OUT] = counts
-    with _one_at_a_time(folder):
+    check_no_file(folder)
+    with one_at_a_time(folder / LOCK):
         return _publish(folder, of, samples, bad, facts, made_by, recipe)
 
 
@@ -150,19 +150,6 @@ def _publish(
         recipe=recipe,
     )
     return folder / BAD
-
-
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Let one process at a time publish the dataset of a folder."""
-    check_no_file(folder)
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open_to_change(folder / LOCK, make=True)
-    with lock:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def compute_identity(found: Artifact, of: SampleType[S], samples: Sequence[S]) -> str:

@@ -24,8 +24,8 @@ from pathlib import Path
 from types import FrameType
 
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
-from zerotrain.machine.liveness import pid_space
 from zerotrain.machine.output import LOG, TerminalOutput, print_message
+from zerotrain.machine.pid_space import pid_space
 from zerotrain.machine.regular_file import open_to_append
 
 SUPERVISOR = "ZEROTRAIN_SUPERVISOR"

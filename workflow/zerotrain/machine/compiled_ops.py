@@ -11,7 +11,6 @@ The op for NVMe offload needs libaio, which few machines have: it is built when 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -27,9 +26,9 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-import psutil
-
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
+from zerotrain.machine.file_lock import lock_stream
+from zerotrain.machine.processes import kill_tree
 from zerotrain.machine.regular_file import open_new, open_to_change, open_to_read, write_text
 
 OPS = {"cpu_adam": "CPUAdamBuilder", "deepspeed_shm_comm": "ShareMemCommBuilder"}
@@ -204,17 +203,13 @@ def _build_lock(folder: Path, deadline: float) -> Iterator[int]:
             hint="let the owner of the environment run `zerotrain build_ops` on this machine",
         ) from error
     with stream:
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise PipelineError(
-                        f"{folder}: another process has been building the ops all the time",
-                        hint="wait for it, or end it and run `zerotrain build_ops`",
-                    ) from None
-                time.sleep(0.2)
+        while lock_stream(stream) is False:
+            if time.monotonic() > deadline:
+                raise PipelineError(
+                    f"{folder}: another process has been building the ops all the time",
+                    hint="wait for it, or end it and run `zerotrain build_ops`",
+                )
+            time.sleep(0.2)
         yield stream.fileno()
 
 
@@ -242,11 +237,7 @@ def _build_together(ops: list[str], deadline: float, lock: int) -> None:
         for child in children.values():
             if child.poll() is None:
                 # ninja gives each compiler its own process group.
-                parent = psutil.Process(child.pid)
-                for one in [*parent.children(recursive=True), parent]:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        one.kill()
-                child.wait()
+                kill_tree(child)
 
 
 def _start(op: str, lock: int) -> subprocess.Popen[bytes]:

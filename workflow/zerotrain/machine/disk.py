@@ -110,3 +110,22 @@ def size(count: int) -> str:
     if count < 1e5:
         return f"{count / 1e3:.1f} kB"
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+
+
+def time_there(folder: Path) -> float:
+    """Return the time that the folder's file system gives a file that changes now.
+
+    File times are compared with it instead of this machine's clock, which may differ.
+
+    Args:
+        folder: An existing, writable folder.
+
+    Returns:
+        Seconds since the epoch.
+
+    Raises:
+        OSError: the folder is not writable.
+    """
+    with tempfile.TemporaryFile(dir=folder) as probe:
+        os.utime(probe.fileno())
+        return os.fstat(probe.fileno()).st_mtime

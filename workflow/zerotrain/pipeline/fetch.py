@@ -10,7 +10,6 @@ FOLDER/
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shlex
 import shutil
@@ -29,7 +28,8 @@ from zerotrain.importers import enable_launch_files
 from zerotrain.machine import compiled_ops
 from zerotrain.machine.disk import size
 from zerotrain.machine.disk_errors import explain
-from zerotrain.machine.regular_file import open_to_change, write_text
+from zerotrain.machine.file_lock import one_at_a_time
+from zerotrain.machine.regular_file import write_text
 from zerotrain.models.base_places import base_files
 from zerotrain.models.families import load_family
 
@@ -97,9 +97,8 @@ def open_dataset(config: RunConfig) -> None:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Lock the folder for one fetch at a time, and remove incomplete files of a killed one."""
-    with open_to_change(folder / ".lock", make=True) as lock:
-        with contextlib.suppress(OSError):  # no such lock on this file system
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with one_at_a_time(folder / ".lock") as is_alone:
+        if is_alone:
             for path in (folder / "hub").rglob("*.incomplete"):
                 path.unlink()
         yield

@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from zerotrain import artifact
 from zerotrain.artifact.documents import read_json_lines, read_text
 from zerotrain.artifact.layout import LOG, RESULTS
@@ -30,6 +28,7 @@ from zerotrain.launch.files import read_run_yaml, write_launch_files, write_run_
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.child_process import SUPERVISOR, supervisor_mark
 from zerotrain.machine.output import print_message
+from zerotrain.machine.processes import kill_tree
 from zerotrain.machine.regular_file import open_to_append
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.graph import reruns
@@ -192,7 +191,7 @@ class ScratchTraining:
         try:
             code = process.wait()
         finally:
-            _kill_all(process)
+            kill_tree(process)
         if code:
             raise self._failure(code)
 
@@ -205,7 +204,7 @@ class ScratchTraining:
                     raise self._failure(process.returncode)
                 time.sleep(POLL_SECONDS)
         finally:
-            _kill_all(process)
+            kill_tree(process)
         reached = self._logged()
         for later in [one for one in saved_steps(self._progress) if one > step]:
             shutil.rmtree(step_folder(self._progress, later))
@@ -274,16 +273,3 @@ def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
 
 def _sha256(checkpoint: Checkpoint, name: str, slot: str) -> str:
     return hashlib.sha256(checkpoint.tensor(name, slot).numpy().tobytes()).hexdigest()
-
-
-def _kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Kill a running process and its descendants with SIGKILL."""
-    if process.poll() is not None:
-        return
-    found = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    for one in found:
-        if one.is_running():
-            one.kill()
-    process.wait()
-    psutil.wait_procs(found, timeout=30)

@@ -22,6 +22,7 @@ from zerotrain.errors import EXIT_UNFINISHED, PipelineError
 from zerotrain.evaluation.results import is_learned, read_metrics
 from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine.process_record import ProcessRecord
 from zerotrain.run.curves import ENGINE, GrowingLog
 from zerotrain.run.plan import PlannedPhase, stamp_of
 from zerotrain.state.position import read_position
@@ -33,7 +34,6 @@ from zerotrain.training.checkpointing.progress_folder import (
 )
 from zerotrain.training.process import lock
 from zerotrain.training.process.ending import ExitRecord, read_exit_record
-from zerotrain.training.process.lock_owner import LockOwner
 from zerotrain.training.reporting import heartbeat
 
 RUNNING, WAITING, TRAINED = "running", "waiting", "trained"
@@ -86,7 +86,7 @@ class PhaseView:
         self.moment = 0
         self.kept: dict[str, tuple[int, object, Any]] = {}
         self._growing = GrowingLog()
-        self._asked: tuple[LockOwner | None, float, bool] = None, 0.0, False
+        self._asked: tuple[ProcessRecord | None, float, bool] = None, 0.0, False
 
     @property
     def name(self) -> str:
@@ -101,12 +101,12 @@ class PhaseView:
         return places.progress.is_dir() or any(map(artifact.is_published, made))
 
     @read_from()
-    def owner(self) -> LockOwner | None:
+    def owner(self) -> ProcessRecord | None:
         """Return the process that holds or held the lock of its training."""
         return lock.read_owner(self.places.progress)
 
     @read_from()
-    def trainer(self) -> LockOwner | None:
+    def trainer(self) -> ProcessRecord | None:
         """Return the process that trains it now; on another machine it is looked for less often."""
         owner = self.owner
         if owner is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
@@ -11,11 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import psutil
-
 from zerotrain.config import MAIN_CONFIG
 from zerotrain.config.runs import read_runs
 from zerotrain.errors import PipelineError
+from zerotrain.machine import processes
 
 DRY_RUN = re.compile(r"--dry-?run|-[Ffkpt]*n[Ffkpqt]*")
 LOG_OPTION = "--log"
@@ -60,19 +58,12 @@ def find_processes() -> Processes:
 def _find(folder: str, second: int) -> Processes:
     snakemakes: list[Snakemake] = []
     logs: set[Path] = set()
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            words = process.cmdline()
-            log = _log_of_stage(words)
-            planned = "snakemake" in (Path(word).name for word in words[1:3])
-            if (log is None and not planned) or process.cwd() != folder:
-                continue
-            if log is not None:
-                logs.add(log)
-            elif not any(map(DRY_RUN.fullmatch, words)):
-                started = process.create_time()
-                runs = _planned(process.pid, started, _config_file(words))
-                snakemakes.append(Snakemake(process.pid, started, runs))
+    for one in processes.find_processes(folder):
+        if log := _log_of_stage(one.words):
+            logs.add(log)
+        elif processes.is_snakemake(one.words) and not any(map(DRY_RUN.fullmatch, one.words)):
+            runs = _planned(one.pid, one.started, _config_file(one.words))
+            snakemakes.append(Snakemake(one.pid, one.started, runs))
     return Processes(tuple(snakemakes), frozenset(logs))
 
 

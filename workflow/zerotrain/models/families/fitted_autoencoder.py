@@ -8,9 +8,7 @@ are built next draw from it.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, Artifact, digest
 from zerotrain.artifact.stage_versions import VERSIONS
 from zerotrain.errors import PipelineError
-from zerotrain.machine.regular_file import open_to_change
+from zerotrain.machine.file_lock import one_at_a_time
 
 KIND = "autoencoder"
 FILE = "fitted.safetensors"
@@ -67,7 +65,7 @@ class FittedAutoencoders:
                 *(torch.get_num_threads(), versions, VERSIONS["build_base"]),
             ]
         )
-        with _one_at_a_time(self.folder, target.name):
+        with one_at_a_time(self.folder / f".{target.name}.lock"):
             if stored := _read(target, key):
                 print(f"the autoencoder was fitted to these images before: {target}")
                 tensors = load_file(stored.path(FILE))
@@ -99,12 +97,3 @@ def _read(folder: Path, key: str) -> Artifact | None:
         print(f"WARNING: {error.what}; the autoencoder is fitted again")
         return None
     return found if found.content["key"] == key else None
-
-
-@contextlib.contextmanager
-def _one_at_a_time(folder: Path, name: str) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with open_to_change(folder / f".{name}.lock", make=True) as lock:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

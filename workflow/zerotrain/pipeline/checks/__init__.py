@@ -7,7 +7,7 @@ that a stage would raise later; they are reported together, with the lines of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,22 @@ def check_runs(runs: Mapping[str, RunConfig], *, captions: bool = False) -> None
         PipelineError: all problems of the first file that has any.
     """
     for file, run in runs.items():
-        if problems := find_problems(run, captions=captions):
-            path = Path(file)
-            text = read_text(path, follow_links=True) if path.is_file() else None
-            raise join_problems(file, [Problem(p.what, p.hint) for p in problems], text)
+        _raise_joined(Path(file), find_problems(run, captions=captions))
+
+
+def check_launches(file: Path, run: RunConfig) -> None:
+    """Check a run's phases alone, of which another part of the configuration was checked before.
+
+    Raises:
+        PipelineError: all problems of its phases.
+    """
+    _raise_joined(file, check_phases(run))
+
+
+def _raise_joined(file: Path, problems: Sequence[PipelineError]) -> None:
+    if problems:
+        text = read_text(file, follow_links=True) if file.is_file() else None
+        raise join_problems(str(file), [Problem(p.what, p.hint) for p in problems], text)
 
 
 def forget_checks() -> None:

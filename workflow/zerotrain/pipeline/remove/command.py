@@ -16,8 +16,8 @@ from zerotrain.machine.question import confirm
 from zerotrain.pipeline.dvc.files import recorded_below
 from zerotrain.pipeline.remove.plan import Plan, plan_removal
 from zerotrain.pipeline.snakemake import LOCKS, train_command
-from zerotrain.pipeline.switch.command import OWN_FOLDER
-from zerotrain.training.process.lock import LOCK, check_not_locked, describe, is_alive, read_owner
+from zerotrain.pipeline.switch.command import is_switching
+from zerotrain.training.process.lock import LOCK, check_not_locked
 
 
 def remove(run: str, *, data: bool, yes: bool) -> list[str]:
@@ -67,9 +67,8 @@ def check_unused(plan: Plan) -> None:
     folder = RunFolder(plan.run).path
     for path in sorted(folder.glob(f"*/{ROLLING}/{LOCK}")):
         check_not_locked(path.parent)
-    switch = folder / OWN_FOLDER
-    if (owner := read_owner(switch)) and is_alive(switch, owner):
-        raise _in_use(folder, f"`zerotrain switch` works on it: {describe(switch, owner)}")
+    if is_switching(plan.run):
+        raise _in_use(folder, "`zerotrain switch` works on it")
     places = [folder, *plan.removed]
     for lock in sorted(LOCKS.glob("*.lock")):
         for line in read_text(lock).splitlines():

@@ -18,6 +18,7 @@ from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import read_run_yaml
 from zerotrain.pipeline import snakemake
+from zerotrain.pipeline.checks import check_launches
 from zerotrain.pipeline.graph import reruns
 from zerotrain.pipeline.graph.artifacts import training_of
 from zerotrain.pipeline.switch.point import phase_folder, view_phase
@@ -44,8 +45,10 @@ def check_only_ends_phase(
         The jobs that end the phase, by rule.
 
     Raises:
-        PipelineError: other jobs would run; the message names them.
+        PipelineError: a phase cannot be launched so, or other jobs would run; the message names
+            them.
     """
+    check_launches(file, switched)
     jobs = reruns.count_jobs({str(file): switched}, targets)
     other = sorted(rule for rule, count in jobs.items() if rule not in PUBLISHING or count > 1)
     if other:

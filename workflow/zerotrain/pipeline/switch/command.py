@@ -10,15 +10,16 @@ in the meantime are preserved: the switch edits the current bytes, and undoes on
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 
 from zerotrain import artifact
-from zerotrain.artifact.documents import DocumentError, read_bytes, read_text
+from zerotrain.artifact.documents import DocumentError, read_bytes, read_record, read_text
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.links import check_run_links
 from zerotrain.config.models import Phase
@@ -30,7 +31,10 @@ from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
 from zerotrain.machine.child_process import handling_signals, unwind
 from zerotrain.machine.disk_errors import writing
+from zerotrain.machine.file_lock import is_held, lock_stream
 from zerotrain.machine.output import print_message
+from zerotrain.machine.process_record import ProcessRecord, this_process
+from zerotrain.machine.regular_file import open_to_change
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.options import SwitchOptions
 from zerotrain.pipeline.switch.before import (
@@ -45,12 +49,10 @@ from zerotrain.pipeline.switch.edit import SwitchEdit, remove_note
 from zerotrain.pipeline.switch.plan import Plan, check_plan, check_preset, describe_new, plan_switch
 from zerotrain.pipeline.switch.point import phase_folder, unfinished_phase, view_phase
 from zerotrain.training.checkpointing import set_aside
-from zerotrain.training.process import lock
-from zerotrain.training.process.lock_owner import LockOwner
 from zerotrain.training.process.stop import stop_training
 
-OWN_FOLDER = ".switch"
-"""The folder in a run's results with the lock and the note of the running switch."""
+OWN_FOLDER, LOCK = ".switch", "lock"
+"""The folder in a run's results with the note of the running switch, and the file that it locks."""
 
 
 def switch(options: SwitchOptions) -> str:
@@ -78,27 +80,45 @@ def switch(options: SwitchOptions) -> str:
     config = read_config(file)
     check_run_links(config.run, data=config.data_name)
     folder = RunFolder(config.run).path / OWN_FOLDER
-    check = partial(_check_no_other_switch, file)
     if options.dry_run:
-        check(folder)
+        if is_switching(config.run):
+            raise _other_switch(file, folder)
         return _dry_run(options, file, folder)
-    with handling_signals(unwind):
+    with handling_signals(unwind), _alone(file, folder):
+        return _switch(options, file, folder)
+
+
+def is_switching(run: str) -> bool:
+    """Return whether a switch of a run is under way."""
+    return is_held(RunFolder(run).path / OWN_FOLDER / LOCK) is True
+
+
+@contextmanager
+def _alone(file: Path, folder: Path) -> Iterator[None]:
+    """Let no other switch of the run work during the block."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        stream = open_to_change(folder / LOCK, make=True)
+    with stream:
+        if lock_stream(stream) is False:
+            raise _other_switch(file, folder)
         with writing(folder):
-            held = lock.take(folder, check)
-        try:
-            return _switch(options, file, folder)
-        finally:
-            held.release()
+            stream.truncate()
+            json.dump(asdict(this_process()), stream)
+            stream.flush()
+        yield
 
 
-def _check_no_other_switch(file: Path, folder: Path) -> LockOwner | None:
-    owner = lock.read_owner(folder)
-    if owner is None or not lock.is_alive(folder, owner):
-        return owner
-    raise PipelineError(
-        f"{file}: another switch of it is under way: {lock.describe(folder, owner)}",
-        hint="wait until it has ended, and run this again if it failed"
-        + lock.unlock_hint(folder, owner),
+def _other_switch(file: Path, folder: Path) -> PipelineError:
+    try:
+        who = read_record(folder / LOCK, ProcessRecord)
+    except (OSError, ValueError):
+        by = ""
+    else:
+        by = f": pid {who.pid} on {who.host}{who.details}"
+    return PipelineError(
+        f"{file}: another switch of it is under way{by}",
+        hint="wait until it has ended, and run this again if it failed",
     )
 
 
@@ -191,8 +211,7 @@ def _undone_on_failure(edit: SwitchEdit) -> Iterator[None]:
 @contextmanager
 def _accepted(config: RunConfig, phase: Phase) -> Iterator[None]:
     """Accept the phase's progress for its current values, for the block's processes only."""
-    with _held(phase_folder(config, phase) / "progress"):
-        accepted = artifact.digest(read_present(config, phase).trains)
+    accepted = artifact.digest(read_present(config, phase).trains)
     former = os.environ.get(set_aside.ENVIRONMENT)
     os.environ[set_aside.ENVIRONMENT] = accepted
     try:
@@ -202,12 +221,3 @@ def _accepted(config: RunConfig, phase: Phase) -> Iterator[None]:
             del os.environ[set_aside.ENVIRONMENT]
         else:
             os.environ[set_aside.ENVIRONMENT] = former
-
-
-@contextmanager
-def _held(progress: Path) -> Iterator[None]:
-    held = lock.take(progress)
-    try:
-        yield
-    finally:
-        held.release()

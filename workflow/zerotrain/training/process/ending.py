@@ -28,8 +28,8 @@ from zerotrain.machine.child_process import supervisor_pid
 from zerotrain.machine.device import device_type
 from zerotrain.machine.disk_errors import DiskError
 from zerotrain.machine.host import oom_kills
-from zerotrain.machine.liveness import Number
 from zerotrain.machine.output import print_message
+from zerotrain.machine.process_record import Number
 from zerotrain.machine.regular_file import write_text
 from zerotrain.training.checkpointing.progress_folder import (
     ENDED,

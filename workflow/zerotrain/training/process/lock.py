@@ -12,14 +12,13 @@ Launchers also watch the lock: they end once the process that started them no lo
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
@@ -27,8 +26,10 @@ from typing import IO
 from zerotrain.artifact.documents import read_record
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import writing
-from zerotrain.machine.liveness import pid_space
+from zerotrain.machine.file_lock import lock_stream, one_at_a_time
 from zerotrain.machine.output import print_message
+from zerotrain.machine.pid_space import pid_space
+from zerotrain.machine.process_record import ProcessRecord, this_process
 from zerotrain.machine.regular_file import open_to_change, write_text
 from zerotrain.training.process.lock_file import (
     LEASE_SECONDS,
@@ -38,7 +39,6 @@ from zerotrain.training.process.lock_file import (
     sign_seconds,
     silent_seconds,
 )
-from zerotrain.training.process.lock_owner import LockOwner, this_process
 
 LOCK = "lock"
 TAKING = "lock.taking"
@@ -54,7 +54,7 @@ TORN_SECONDS = 5.0
 class Lock:
     """Held lock that gives signs of life. Use `take`, then `release`."""
 
-    def __init__(self, folder: Path, owner: LockOwner) -> None:
+    def __init__(self, folder: Path, owner: ProcessRecord) -> None:
         self._path = folder / LOCK
         self.owner = owner
         self._signs = SignsOfLife(self._path, owner.lease)
@@ -96,7 +96,6 @@ def check_not_taken_over(folder: Path) -> None:
 
 def take(
     folder: Path,
-    check: Callable[[Path], LockOwner | None] | None = None,
     seconds: float = LEASE_SECONDS,
 ) -> Lock:
     """Take the lock of a folder.
@@ -105,9 +104,7 @@ def take(
     the end of the lease.
 
     Args:
-        folder: A progress folder, or another folder in which one process may work at a time.
-        check: Raises if a live process holds the lock, else returns its owner; default:
-            `check_not_locked`.
+        folder: A progress folder.
         seconds: The lease: how long this process may go without a sign of life.
 
     Raises:
@@ -123,9 +120,10 @@ def take(
     try:
         with writing(folder):
             write_text(draft, json.dumps(asdict(me)))
-        with _turn(folder):
+        # One at a time: a second could remove a lock that was just taken over.
+        with one_at_a_time(folder / TAKING):
             while True:
-                _clear_if_dead(folder, draft.with_suffix(".dead"), check or check_not_locked)
+                _clear_if_dead(folder, draft.with_suffix(".dead"))
                 try:
                     give_name(draft, folder / LOCK)
                 except FileExistsError:
@@ -136,7 +134,7 @@ def take(
             draft.unlink(missing_ok=True)
 
 
-def is_alive(folder: Path, owner: LockOwner) -> bool:
+def is_alive(folder: Path, owner: ProcessRecord) -> bool:
     """Return whether the owner of a folder's lock runs, as far as is known without waiting.
 
     If neither its pid nor Slurm shows it, its lease decides; without a lease it counts as alive.
@@ -145,7 +143,7 @@ def is_alive(folder: Path, owner: LockOwner) -> bool:
     return not _is_expired(folder, owner) if running is None else running
 
 
-def _is_expired(folder: Path, owner: LockOwner) -> bool:
+def _is_expired(folder: Path, owner: ProcessRecord) -> bool:
     """Return whether an owner of unknown state has been silent for longer than its lease."""
     silent = _silent(folder / LOCK)
     return owner.ended_before_boot(silent) or 0 < owner.lease < silent
@@ -183,7 +181,7 @@ def wait_for_sign(folder: Path, end: float | None = None) -> bool:
     return False
 
 
-def describe(folder: Path, owner: LockOwner) -> str:
+def describe(folder: Path, owner: ProcessRecord) -> str:
     """Describe the owner of a folder's lock: process, host, job, start time, last sign of life."""
     sign = ""
     if owner.lease and owner.is_running_here() is None:
@@ -197,38 +195,38 @@ def _silent(path: Path) -> float:
     return 0.0
 
 
-def read_owner(folder: Path) -> LockOwner | None:
+def read_owner(folder: Path) -> ProcessRecord | None:
     """Return the owner of a folder's lock, alive or not; None without a readable lock."""
     return _read(folder / LOCK)
 
 
-def _read(lock: Path) -> LockOwner | None:
+def _read(lock: Path) -> ProcessRecord | None:
     try:
-        return read_record(lock, LockOwner)
+        return read_record(lock, ProcessRecord)
     except PipelineError:
         return None  # no file, or after a power cut, or still being written: TORN_SECONDS
 
 
-def _clear_if_dead(folder: Path, aside: Path, check: Callable[[Path], LockOwner | None]) -> None:
+def _clear_if_dead(folder: Path, aside: Path) -> None:
     """Remove a dead owner's lock.
 
     Raises:
         FileError: a link, a folder or a pipe is in its place.
     """
-    while (dead := check(folder)) is None and last_sign(folder / LOCK) is not None:
+    while (dead := check_not_locked(folder)) is None and last_sign(folder / LOCK) is not None:
         if _silent(folder / LOCK) > TORN_SECONDS:
             break
         time.sleep(0.1)
     _remove(folder, aside, dead)
 
 
-def remove(folder: Path, owner: LockOwner) -> None:
+def remove(folder: Path, owner: ProcessRecord) -> None:
     """Remove the lock if it belongs to this owner."""
-    with writing(folder), _turn(folder):
+    with writing(folder), one_at_a_time(folder / TAKING):
         _remove(folder, folder / f"{LOCK}.removed-{pid_space()}-{os.getpid()}", owner)
 
 
-def _remove(folder: Path, aside: Path, owner: LockOwner | None) -> None:
+def _remove(folder: Path, aside: Path, owner: ProcessRecord | None) -> None:
     """Remove the lock if it is this owner's: without flock another process may have taken it."""
     try:
         (folder / LOCK).rename(aside)
@@ -240,16 +238,7 @@ def _remove(folder: Path, aside: Path, owner: LockOwner | None) -> None:
     aside.unlink()
 
 
-@contextlib.contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    """Let one process take the lock at a time; a second could remove a lock just taken over."""
-    with open_to_change(folder / TAKING, make=True) as turn:
-        with contextlib.suppress(OSError):  # a file system without flock
-            fcntl.flock(turn, fcntl.LOCK_EX)
-        yield
-
-
-def check_not_locked(folder: Path) -> LockOwner | None:
+def check_not_locked(folder: Path) -> ProcessRecord | None:
     """Raise an error if a training runs in a progress folder.
 
     Returns:
@@ -269,7 +258,7 @@ def check_not_locked(folder: Path) -> LockOwner | None:
     )
 
 
-def unlock_hint(folder: Path, owner: LockOwner) -> str:
+def unlock_hint(folder: Path, owner: ProcessRecord) -> str:
     """Return the end of a hint: how to remove a lock whose owner is not visible from here."""
     if owner.is_running_here() is not None:
         return ""
@@ -332,17 +321,12 @@ def hold_writer(folder: Path) -> IO[str]:
     """
     stream = open_to_change(folder / WRITER, make=True)
     deadline = time.monotonic() + GRACE_SECONDS
-    while True:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return stream
-        except BlockingIOError as error:
-            if time.monotonic() > deadline:
-                stream.close()
-                raise PipelineError(
-                    f"{folder}: a training process of an earlier start still runs",
-                    hint=f"find it with `fuser {folder / WRITER}`, end it, and start again",
-                ) from error
-            time.sleep(0.1)
-        except OSError:
-            return stream  # a file system without flock: the lock file has to suffice
+    while lock_stream(stream) is False:
+        if time.monotonic() > deadline:
+            stream.close()
+            raise PipelineError(
+                f"{folder}: a training process of an earlier start still runs",
+                hint=f"find it with `fuser {folder / WRITER}`, end it, and start again",
+            )
+        time.sleep(0.1)
+    return stream

@@ -6,7 +6,7 @@ lock, the signs of this thread do not count for it.
 
 Without signs the lease of the lock expires. Ages are measured by the clock of the file system. A
 lease only decides if nothing else shows whether the owner is alive
-(zerotrain.training.process.lock_owner).
+(zerotrain.machine.process_record).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import os
 import threading
 from pathlib import Path
 
+from zerotrain.machine.disk import time_there
 from zerotrain.machine.disk_errors import DiskError, explain
-from zerotrain.machine.liveness import time_there
 from zerotrain.machine.regular_file import FileError, open_new, open_to_change, open_to_read
 
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)

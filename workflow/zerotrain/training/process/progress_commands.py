@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from zerotrain.errors import PipelineError
+from zerotrain.machine.process_record import ProcessRecord
 from zerotrain.machine.question import confirm
 from zerotrain.training.checkpointing.progress_folder import saved_steps
 from zerotrain.training.checkpointing.set_aside import (
@@ -17,7 +18,6 @@ from zerotrain.training.checkpointing.set_aside import (
     write_accepted,
 )
 from zerotrain.training.process import lock, lock_file
-from zerotrain.training.process.lock_owner import LockOwner
 
 RECENT_SIGNS = 3
 """Missed signs after which the owner is no longer waited for."""
@@ -27,7 +27,7 @@ def unlock(folder: Path, *, yes: bool) -> str:
     """Remove a lock, unless its owner is visibly alive.
 
     Args:
-        folder: The folder of the lock: a phase's progress folder, or that of a run's switch.
+        folder: A phase's progress folder.
         yes: Whether to remove it without asking.
 
     Returns:
@@ -56,7 +56,7 @@ def unlock(folder: Path, *, yes: bool) -> str:
     return f"{folder}: unlocked; it was held by {who}"
 
 
-def _check_not_alive(folder: Path, owner: LockOwner) -> None:
+def _check_not_alive(folder: Path, owner: ProcessRecord) -> None:
     every = lock_file.sign_seconds(owner.lease)
     recent = owner.lease and lock_file.silent_seconds(folder / lock.LOCK) < RECENT_SIGNS * every
     gave = recent and lock.wait_for_sign(folder, RECENT_SIGNS * every)

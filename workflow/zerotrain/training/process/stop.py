@@ -8,23 +8,20 @@ a second signal within a moment of the first counts as the same request.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-
-import psutil
 
 from zerotrain.errors import PipelineError
 from zerotrain.machine.child_process import SAME_SECONDS, handled_signals
 from zerotrain.machine.output import print_message
+from zerotrain.machine.process_record import ProcessRecord
+from zerotrain.machine.processes import find_parents, is_snakemake
 from zerotrain.machine.regular_file import touch
 from zerotrain.training.checkpointing.progress_folder import STOP, saved_steps
 from zerotrain.training.process import lock
-from zerotrain.training.process.lock_owner import LockOwner
 
 TELL_SECONDS = 10.0
 """Interval of the messages to a user who waits."""
@@ -32,7 +29,7 @@ LOOK_SECONDS, AWAY_SECONDS = 0.1, 2.0
 """Polling intervals on this host, and on another through Slurm, which all users share."""
 
 
-def trainer_of(progress: Path) -> LockOwner | None:
+def trainer_of(progress: Path) -> ProcessRecord | None:
     """Return the process that trains in a progress folder, if any."""
     owner = lock.read_owner(progress)
     return owner if owner and lock.is_alive(progress, owner) else None
@@ -58,10 +55,12 @@ def stop_training(progress: Path, wait: float) -> bool:
         f"{progress}: pid {trainer.pid} on {trainer.host} trains here; it is asked to stop after "
         "its step, with a checkpoint"
     )
-    callers = _snakemakes_above(trainer)
+    # They lock the working directory.
+    above = find_parents(trainer.pid) if trainer.is_running_here() else ()
+    callers = [one for one in above if is_snakemake(one.words)]
     start = last_message = time.monotonic()
     touch(progress / STOP)
-    while trainer_of(progress) == trainer or any(_is_running(caller) for caller in callers):
+    while trainer_of(progress) == trainer or any(one.is_running() for one in callers):
         now = time.monotonic()
         if now - start > wait:
             newest = _newest(progress)
@@ -79,39 +78,6 @@ def stop_training(progress: Path, wait: float) -> bool:
                 touch(progress / STOP)
         time.sleep(LOOK_SECONDS if trainer.host == socket.gethostname() else AWAY_SECONDS)
     return True
-
-
-def _snakemakes_above(trainer: LockOwner) -> list[psutil.Process]:
-    """Return this host's Snakemake processes above a training; they lock the working directory."""
-    try:
-        above = (
-            psutil.Process(trainer.pid).parents() if trainer.host == socket.gethostname() else []
-        )
-        return [process for process in above if _is_snakemake(process.cmdline())]
-    except psutil.Error:
-        return []
-
-
-def _is_snakemake(words: Sequence[str]) -> bool:
-    """Return whether a command line is Snakemake's, called as a program, a script or a module."""
-    if not words or not re.fullmatch(r"python[\d.]*", Path(words[0]).name):
-        return bool(words) and Path(words[0]).name == "snakemake"
-    rest = iter(words[1:])
-    for word in rest:
-        if word in ("-W", "-X"):
-            next(rest, None)
-        elif word == "-m":
-            return next(rest, None) == "snakemake"
-        elif word == "-c" or not word.startswith("-"):
-            return Path(word).name == "snakemake"
-    return False
-
-
-def _is_running(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 def _newest(progress: Path) -> str:

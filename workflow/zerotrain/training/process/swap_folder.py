@@ -1,7 +1,7 @@
 """Swap folders on a fast disk: each training has its own, and removes those of dead ones.
 
 <offload_path>/zerotrain-<run>-<phase>-<token>/
-    owner.json   the process that is responsible for the training, a LockOwner
+    owner.json   the process that is responsible for the training, a ProcessRecord
     ...          what DeepSpeed swaps out
 
 DeepSpeed uses the same file names in every training and removes no file: two trainings of one path
@@ -25,10 +25,10 @@ from zerotrain.artifact.documents import read_record
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import disk
-from zerotrain.machine.liveness import hold, is_held
+from zerotrain.machine.file_lock import hold, is_held
+from zerotrain.machine.process_record import ProcessRecord, this_process
 from zerotrain.machine.regular_file import write_text
 from zerotrain.models.sizes import read_sizes
-from zerotrain.training.process.lock_owner import LockOwner, this_process
 
 PREFIX = "zerotrain-"
 OWNER = "owner.json"
@@ -102,7 +102,7 @@ def clear_dead(path: Path) -> list[str]:
         if folder.is_symlink() or not folder.is_dir():
             continue
         try:
-            owner = read_record(folder / OWNER, LockOwner)
+            owner = read_record(folder / OWNER, ProcessRecord)
             dead = not _is_alive(owner, folder / OWNER)
         except FileNotFoundError:
             if not folder.exists():  # its own training, or another start, has just removed it
@@ -122,7 +122,7 @@ def clear_dead(path: Path) -> list[str]:
     return messages
 
 
-def _is_alive(owner: LockOwner, file: Path) -> bool:
+def _is_alive(owner: ProcessRecord, file: Path) -> bool:
     """Return whether an owner is alive; one in another container of this machine locks its file."""
     running = owner.is_running()
     if running is None and owner.host == socket.gethostname():

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ import psutil
 from pydantic import Field
 
 from zerotrain.artifact.documents import read_record
-from zerotrain.machine.liveness import Number, Pid, Seconds
+from zerotrain.machine.process_record import Number, ProcessRecord, Seconds, this_process
 from zerotrain.machine.regular_file import make_folder, write_text
 from zerotrain.training.step_counter import StepCounter
 
@@ -71,10 +70,7 @@ class RankStatus:
     """Last report of one process."""
 
     rank: Number
-    host: str
-    pid: Pid
-    started: Seconds
-    """Start of the process, seconds since the epoch: distinguishes processes with one pid."""
+    process: ProcessRecord
     step: Annotated[int, Field(ge=0, lt=2**62)] | None
     """The step that it computes, from 1; None before the first."""
     at: str
@@ -91,14 +87,8 @@ class RankStatus:
         return now - self.time
 
     def is_running(self) -> bool:
-        """Return whether the process exists, stopped or not; True for one on another host."""
-        if self.host != socket.gethostname():
-            return True
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started) < 2
-            return same and process.status() != psutil.STATUS_ZOMBIE
-        return False
+        """Return whether the process exists, stopped or not; True for one of another machine."""
+        return self.process.is_running_here() is not False
 
     def describe_last_seen(self, newest: float) -> str:
         """Describe the process and its last activity after the end; newest: the last report."""
@@ -114,7 +104,7 @@ class RankStatus:
         who, where = self._format_rank_and_place()
         if not self.is_running():
             return f"{who} has ended; it was {where}"
-        state = self._state()
+        state = self.process.state_here()
         if state not in HELD and self.silent_seconds(now) < SILENT_SECONDS:
             doing = "waits for the others" if self.waits else "does not move"
             return f"{who} {doing} {where}, for {self.still + self.silent_seconds(now):.0f} s"
@@ -123,13 +113,8 @@ class RankStatus:
 
     def _format_rank_and_place(self) -> tuple[str, str]:
         step = f" of step {self.step}" if self.step else " before the first step"
-        return f"rank {self.rank} (pid {self.pid} on {self.host})", f"in {self.at}{step}"
-
-    def _state(self) -> str:
-        if self.host == socket.gethostname():
-            with contextlib.suppress(psutil.Error):
-                return psutil.Process(self.pid).status()
-        return ""
+        where = f"pid {self.process.pid} on {self.process.host}"
+        return f"rank {self.rank} ({where})", f"in {self.at}{step}"
 
 
 class Heartbeat:
@@ -143,7 +128,7 @@ class Heartbeat:
         self._path = progress / RANKS / f"{rank:05d}.json"
         make_folder(self._path.parent)
         self._rank = rank
-        self._started = psutil.Process().create_time()
+        self._process = this_process()
         self._main = threading.main_thread().ident
         self._place: tuple[object, ...] = ()
         self._still = 0.0
@@ -176,9 +161,7 @@ class Heartbeat:
             self._place, self._still = place, 0.0
         status = RankStatus(
             self._rank,
-            socket.gethostname(),
-            os.getpid(),
-            self._started,
+            self._process,
             step,
             next((str(one) for one in stack if one.is_ours()), "its start"),
             any(part in one.file for one in stack for part in COLLECTIVES),
@@ -224,7 +207,7 @@ def describe_hang(progress: Path, now: float, but: int = 0) -> str:
 
     Empty if no process has reported.
     """
-    statuses = [one for one in read_statuses(progress) if one.pid != but]
+    statuses = [one for one in read_statuses(progress) if one.process.pid != but]
     return "; ".join(one.describe(now) for one in late_ranks(statuses, now))
 
 
@@ -249,9 +232,9 @@ def clear(progress: Path) -> None:
 def end_all(progress: Path, but: int = 0) -> None:
     """Kill the processes of this host except for one: a stopped one does not see the end."""
     for one in read_statuses(progress):
-        if one.host == socket.gethostname() and one.pid != but and one.is_running():
+        if one.process.pid != but and one.process.is_running_here():
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(one.pid, signal.SIGKILL)
+                os.kill(one.process.pid, signal.SIGKILL)
 
 
 def _read_stack(thread: int) -> list[CodeLocation]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import torch
 from safetensors.torch import save
 
@@ -26,6 +25,7 @@ from zerotrain.data.draws import IMAGE_SEEDS, generator
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.child_process import SUPERVISOR, supervisor_mark
+from zerotrain.machine.processes import cpu_seconds
 from zerotrain.machine.regular_file import make_folder, write_bytes
 from zerotrain.training import ranks
 from zerotrain.training.engines.engine import Engine
@@ -113,11 +113,9 @@ class LatentSampler:
         """Wait for a decoding process and return its exit code; its CPU use counts as a move."""
         used = 0.0
         while (code := process.poll()) is None:
-            with contextlib.suppress(psutil.Error):
-                times = psutil.Process(process.pid).cpu_times()
-                if times.user + times.system > used:
-                    used = times.user + times.system
-                    Heartbeat.moves += 1
+            before, used = used, cpu_seconds(process.pid)
+            if used > before:
+                Heartbeat.moves += 1
             time.sleep(POLL_SECONDS)
         return code
 

@@ -1,8 +1,9 @@
-"""Identity of the process that trains in a progress folder: pid, host and Slurm job, if any.
+"""Identity of a process, and whether it runs: its pid, where the pid is valid, its Slurm job.
 
 A pid is only meaningful on the same boot of the machine and in the same PID namespace. Containers
-may share a host name and neither of these. Slurm reports whether the owner of a job on another
-machine is alive; outside of Slurm its lease decides (zerotrain.training.process.lock_file).
+on one machine may share a host name, a disk and a pid; so may containers on several machines. Slurm
+reports whether the process of a job on another machine is alive; outside of Slurm a lease decides
+(zerotrain.training.process.lock_file).
 """
 
 from __future__ import annotations
@@ -10,19 +11,32 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, TypedDict
 
 import psutil
+from annotated_types import Ge, Gt, Lt
 from pydantic import Field
 
 from zerotrain.machine import slurm_job
-from zerotrain.machine.liveness import Number, Pid, Seconds, boot_id, pid_namespace
+from zerotrain.machine.pid_space import boot_id, pid_namespace
+
+Pid = Annotated[int, Gt(0), Lt(2**31)]
+"""A process in a record: kill(2) takes 0 and negative numbers for groups of processes."""
+Number = Annotated[int, Ge(0), Lt(2**31)]
+"""A rank or a count in a record."""
+Seconds = Annotated[float, Ge(0), Lt(2**33)]
+"""A time that the calendar has, or a duration, in a record."""
+START_TOLERANCE = 2.0
+"""Seconds by which a start time may shift: that of the boot has a resolution of one second."""
 
 
 @dataclass(frozen=True)
-class LockOwner:
-    """Process that trains; its start time distinguishes it from a later one with the same pid."""
+class ProcessRecord:
+    """A process; its start time distinguishes it from a later one with the same pid."""
 
     host: str
     pid: Pid
@@ -45,7 +59,7 @@ class LockOwner:
     """Largest number of seconds between two signs of life; 0: it gives none."""
 
     def is_running(self) -> bool | None:
-        """Return whether the owner runs; None if neither its pid nor Slurm shows it.
+        """Return whether the process runs; None if neither its pid nor Slurm shows it.
 
         Slurm starts a job again when it has ended its processes, or when it has lost the node. On a
         node that is lost but runs, the launcher sees that another owner has the lock, and ends.
@@ -61,7 +75,30 @@ class LockOwner:
 
     def is_running_here(self) -> bool | None:
         """Return whether its process runs; None if its pid is meaningless here."""
-        return _same_process(self.pid, self.started) if self._is_here() else None
+        return self.state_here() != "" if self._is_here() else None
+
+    def state_here(self) -> str:
+        """Return the state of its process, as psutil names it; empty if it has ended."""
+        if not self._is_here():
+            return ""
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            state = process.status()
+            same = abs(process.create_time() - self.started) < START_TOLERANCE
+            return state if same and state != psutil.STATUS_ZOMBIE else ""
+        return ""
+
+    def runs_command(self, words: Sequence[str]) -> bool:
+        """Return whether it runs this user's command that ends with these words, in this folder."""
+        with suppress(psutil.Error, OSError):
+            process = psutil.Process(self.pid)
+            return (
+                self.is_running_here() is True
+                and process.uids().real == os.getuid()
+                and process.cmdline()[-len(words) :] == list(words)
+                and Path(process.cwd()) == Path.cwd()
+            )
+        return False
 
     def ended_before_boot(self, silent: float) -> bool:
         """Return whether it ended with an earlier boot of this machine.
@@ -93,16 +130,29 @@ class LockOwner:
         return f"{job}, since {since}{where}"
 
 
-def this_process(lease: float = 0.0) -> LockOwner:
-    """Return the owner that describes this process.
+def this_process(lease: float = 0.0) -> ProcessRecord:
+    """Return the record of this process.
 
     Args:
         lease: Largest number of seconds between two signs of life, if it gives them.
     """
-    return LockOwner(
+    return record_of(os.getpid(), lease)
+
+
+def record_of(pid: int, lease: float = 0.0) -> ProcessRecord:
+    """Return the record of a running process of this user, here and in this job.
+
+    Args:
+        pid: The process.
+        lease: As of this_process.
+
+    Raises:
+        psutil.NoSuchProcess: it has ended, and has been waited for.
+    """
+    return ProcessRecord(
         socket.gethostname(),
-        os.getpid(),
-        psutil.Process().create_time(),
+        pid,
+        psutil.Process(pid).create_time(),
         **_slurm(),
         user=os.getuid(),
         boot=boot_id(),
@@ -134,13 +184,3 @@ def _slurm() -> _Slurm:
         "restart": int(count) if count.isdecimal() else 0,
         "cluster": os.environ.get("SLURM_CLUSTER_NAME", ""),
     }
-
-
-def _same_process(pid: int, started: float) -> bool:
-    try:
-        process = psutil.Process(pid)
-        # Boot time has a resolution of one second, so a start time may shift by one.
-        same = abs(process.create_time() - started) < 2
-        return same and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
