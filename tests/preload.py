@@ -9,7 +9,7 @@ import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  (imports torch'
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.op_builder import CPUAdamBuilder
 from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
-from tests.training.odd_families import RunningSdxl, TiedSdxl, UnusedSdxl
+from tests.training.odd_families import FAMILIES as ODD
 
 import zerotrain.models.families
 import zerotrain.models.families.sd3
@@ -19,12 +19,11 @@ import zerotrain.training.engines.zero_engine
 import zerotrain.training.rank
 import zerotrain.training.reporting.event_files
 
-OWN = {family.name: family for family in (TiedSdxl(), UnusedSdxl(), RunningSdxl())}
-for name, family in OWN.items():
+for name, family in ODD.items():
     module = ModuleType(f"zerotrain.models.families.{name}")
     module.FAMILY = family
     sys.modules[module.__name__] = module
-    zerotrain.models.families.FAMILIES[name] = zerotrain.models.families.FAMILIES["sdxl"]
+    zerotrain.models.families.FAMILIES[name] = family.spec
 CPUAdamBuilder().load()
 ShareMemCommBuilder().load()
 # DeepSpeed asks for processors that are fast at it; every one computes it.

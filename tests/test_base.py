@@ -51,7 +51,7 @@ HUB = [
 
 def choose(names: list[str]) -> dict[str, str]:
     """The files chosen from a folder called MODEL."""
-    return choose_files(names, FAMILY, "MODEL")
+    return choose_files(names, FAMILY.spec, "MODEL")
 
 
 def without(*prefixes: str) -> list[str]:
@@ -111,7 +111,7 @@ def test_a_part_takes_files_by_a_fixed_list_of_names():
     chosen = choose([*HUB, *hostile, *loaded, "scheduler/config.json", "vae/vocab.json"])
     assert {*chosen} == {*choose(HUB), *loaded}
     names = ["config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors"]
-    assert {*choose_files([*names, *private], CAUSAL_LM, "MODEL")} == {*names}
+    assert {*choose_files([*names, *private], CAUSAL_LM.spec, "MODEL")} == {*names}
 
 
 def test_the_list_of_names_has_what_transformers_loads():
@@ -175,7 +175,7 @@ def test_the_links_of_a_published_base_are_hashed_once(tmp_path, monkeypatch):
 def test_the_manifest_of_own_weights_is_no_part_of_a_model():
     """Weights that a run here wrote are a base, too: their manifest stays theirs."""
     names = ["config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors"]
-    found = choose_files([*names, "manifest.json"], CAUSAL_LM, "MODEL")
+    found = choose_files([*names, "manifest.json"], CAUSAL_LM.spec, "MODEL")
     assert sorted(found) == sorted(names)
 
 
@@ -206,7 +206,7 @@ def test_a_part_without_weights_is_refused():
 @pytest.fixture
 def index() -> dict[str, object]:
     """What model_index.json says of an SDXL."""
-    classes = {part: ["diffusers", name] for part, name in FAMILY.classes.items()}
+    classes = {part: ["diffusers", name] for part, name in FAMILY.spec.classes.items()}
     return {"_class_name": "StableDiffusionXLPipeline", **classes}
 
 
@@ -214,20 +214,20 @@ def test_a_part_of_another_class_is_refused(index, tmp_path):
     path = tmp_path / "model_index.json"
     path.write_text(json.dumps(index | {"unet": ["diffusers", "SD3Transformer2DModel"]}))
     with pytest.raises(PipelineError, match="names SD3Transformer2DModel for unet, family sdxl"):
-        check_model_index(path, FAMILY, "MODEL")
+        check_model_index(path, FAMILY.spec, "MODEL")
     path.write_text(json.dumps(index | {"text_encoder": [None, None]}))
     with pytest.raises(PipelineError, match="names nothing for text_encoder"):
-        check_model_index(path, FAMILY, "MODEL")
+        check_model_index(path, FAMILY.spec, "MODEL")
     path.write_text("{")
     with pytest.raises(PipelineError, match=r"model_index\.json: not valid JSON"):
-        check_model_index(path, FAMILY, "MODEL")
+        check_model_index(path, FAMILY.spec, "MODEL")
 
 
 def test_parts_that_are_not_taken_are_not_promised(index, tmp_path):
     """An image encoder that is not linked must not be looked for when the weights are loaded."""
     path = tmp_path / "model_index.json"
     path.write_text(json.dumps(index | {"image_encoder": ["transformers", "CLIPVisionModel"]}))
-    assert check_model_index(path, FAMILY, "M") == index | {"image_encoder": [None, None]}
+    assert check_model_index(path, FAMILY.spec, "M") == index | {"image_encoder": [None, None]}
 
 
 def test_the_digest_of_a_part_follows_its_files_alone():

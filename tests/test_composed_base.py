@@ -15,6 +15,7 @@ from tests.builders.runs import make_run
 from tests.families import texts
 
 from zerotrain import artifact
+from zerotrain.config.families import FAMILIES
 from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import find_architecture
@@ -200,7 +201,7 @@ def test_such_a_base_can_be_planned(model, tmp_path):
 
 def test_sd3_without_t5_is_what_names_no_t5():
     """Its tokenizer does not come along; with T5 named it does."""
-    family = load_family("sd3")
+    family = FAMILIES["sd3"]
     weights = {part: f"{part}/model.safetensors" for part in family.classes}
     others = [part for part in family.parts if part not in family.classes and part != "scheduler"]
     tokenizers = ["scheduler/scheduler_config.json", *(f"{part}/vocab.json" for part in others)]
@@ -214,7 +215,7 @@ def test_sd3_without_t5_is_what_names_no_t5():
 
 def test_the_processor_comes_from_where_the_transformer_is():
     """As DiffSynth-Studio names a base for editing, which shares encoder and autoencoder."""
-    family = load_family("qwen_image")
+    family = FAMILIES["qwen_image"]
     weights = {part: f"{part}/model.safetensors" for part in family.classes}
     rest = ("processor/vocab.json", "tokenizer/vocab.json", "scheduler/scheduler_config.json")
     edit = ModelLocation("o/edit", (*weights.values(), *rest, "model_index.json"))
@@ -242,7 +243,7 @@ def test_a_language_model_may_be_named_so(tmp_path):
 
 def test_the_pipelines_class_is_the_trained_parts_unless_another_place_is_named():
     """So that the transformer of a model that edits can be trained from captions alone."""
-    family = load_family("qwen_image")
+    family = FAMILIES["qwen_image"]
     names = (TRANSFORMER, "scheduler/scheduler_config.json", "model_index.json")
     encoders = ("text_encoder/model.safetensors", "vae/a.safetensors", "tokenizer/vocab.json")
     edits, plain = ModelLocation("o/edit", names), ModelLocation("o/plain", (*names, *encoders))

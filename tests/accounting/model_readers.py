@@ -16,10 +16,10 @@ from tests.hostile.foreign_readers import (
     write_checkpoints,
 )
 
+from zerotrain.config.families import FAMILIES
 from zerotrain.export.formats.opening import prefix_before
 from zerotrain.export.formats.original_base import list_unread
 from zerotrain.models.base import choose_files, list_others
-from zerotrain.models.families import load_family
 from zerotrain.state.external import open_external
 from zerotrain.state.external.adapter_files import check_all_used, from_kohya
 from zerotrain.state.external.fitting import fit
@@ -92,7 +92,7 @@ def _weights(folder: Path, name: str | None) -> str:
 
 
 def _base(folder: Path, name: str | None) -> str:
-    family = load_family("causal_lm")
+    family = FAMILIES["causal_lm"]
     names = ["config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors"]
     if name is not None:
         names += [f"{name}.txt"]
@@ -100,7 +100,7 @@ def _base(folder: Path, name: str | None) -> str:
 
 
 def _parts(folder: Path, name: str | None) -> str:
-    family = load_family("sdxl")
+    family = FAMILIES["sdxl"]
     names = ["model_index.json", "scheduler/scheduler_config.json"]
     for part in family.parts:
         names += [f"{part}/config.json", f"{part}/tokenizer_config.json"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from zerotrain import artifact
 from zerotrain.cache import batching
 from zerotrain.cache.reader import Cache, read_cache
 from zerotrain.cache.writer import ORPHANS
+from zerotrain.config.families import FAMILIES
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.models.families.conditioning import Conditioning
@@ -35,7 +37,7 @@ class FakeFamily:
     name = "sdxl"
     modality = "image"
     image_parts = ("vae",)
-    text_parts = ("text_encoder",)
+    spec = replace(FAMILIES["sdxl"], text_parts=("text_encoder",))
 
     def __init__(self) -> None:
         self.image_batches: list[int] = []

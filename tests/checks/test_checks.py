@@ -17,7 +17,6 @@ from zerotrain import artifact
 from zerotrain.config.families import FAMILIES
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import read_shipped
-from zerotrain.models.families.layouts import LAYOUTS
 from zerotrain.models.single_file_base import PARTS
 from zerotrain.pipeline.checks import base, read_checked_runs
 
@@ -66,7 +65,7 @@ def write_base(family: str, *, without: tuple[str, ...] = (), extra: tuple[str, 
     """
     folder, known = Path(family), read_shipped(family)[0].parts
     index: dict[str, object] = {"_class_name": "X"}
-    for part in (*LAYOUTS[family].parts, *extra):
+    for part in (*FAMILIES[family].parts, *extra):
         loaded = known.get(part)
         index[part] = [loaded.library, loaded.class_name] if loaded else NOT_MODELS[part]
         if part in without:

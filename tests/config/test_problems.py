@@ -122,8 +122,8 @@ def test_a_mistyped_section_has_no_errors_that_only_follow_from_it(
          "add `until:` to `phases.1`"),
         ("run: flowers", "run: a/b", "line 1: run: must be letters, digits, - and _, and not begin "
          "with - or _ (found 'a/b')", "docs/configuration.md explains its keys"),
-        ("run: flowers", "run: flowers\nfamily: sdx", "line 2: family: must be one of sdxl, sd3, "
-         "qwen_image, flux, causal_lm, seq2seq_lm (found 'sdx')", "did you mean sdxl?"),
+        ("run: flowers", "run: flowers\nfamily: sdx", "line 2: family: must be one of sdxl, flux, "
+         "qwen_image, sd3, causal_lm, seq2seq_lm (found 'sdx')", "did you mean sdxl?"),
         ("resolution: 64", "lr_scheduler: cosin", "line 6: train.lr_scheduler: no such schedule; "
          "the nearest are cosine", "docs/configuration.md explains the keys of `train`"),
         ("name: offload", "name: plain", "line 9: phases: the name 'plain' stands twice; names are "

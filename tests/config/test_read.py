@@ -210,7 +210,7 @@ def test_phase_inherits_and_changes_training_values() -> None:
         ({"vae": "identity", "family": "causal_lm"}, "vae: the family causal_lm has no images"),
         (
             {"cache": {"max_sequence_length": 64}},
-            "is a key of sd3, qwen_image, flux; the family sdxl has no such choice",
+            "is a key of flux, qwen_image, sd3; the family sdxl has no such choice",
         ),
         (
             {"family": "sd3", "train": {"long_captions": "chunk"}},
@@ -227,7 +227,7 @@ def test_phase_inherits_and_changes_training_values() -> None:
         ),
         (
             {"family": "qwen_image", "train": {"tread_config": {"routes": [ROUTE]}}},
-            "tread_config is a key of sd3, flux; remove it: in the blocks of qwen_image",
+            "tread_config is a key of flux, sd3; remove it: in the blocks of qwen_image",
         ),
         (
             {"family": "flux", "train": {"tread_config": {"routes": []}}},
@@ -348,7 +348,10 @@ TO_IMAGES, TO_TEXT = "means something to images alone", "means something to text
             {"family": "flux", "train": {"loss_type": "l1", "huber_schedule": "constant"}},
             "huber_schedule is read by loss_type: huber and smooth_l1 alone",
         ),
-        (TEXT | {"train": {"loss_type": "l1"}}, "loss_type is a key of sdxl, sd3, qwen_image"),
+        (
+            TEXT | {"train": {"loss_type": "l1"}},
+            "loss_type is a key of sdxl, flux, qwen_image, sd3",
+        ),
         (
             {"family": "flux", "train": {"logit_mean": 1.0}},
             "logit_mean is read by weighting_scheme: logit_normal alone",

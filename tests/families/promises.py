@@ -128,5 +128,4 @@ def prediction(family: DiffusionFamily, base: Path, model: Any, batch: dict[str,
     return family.objective(base).predict(model, batch["noise"], timesteps, batch)
 
 
-TOY = ROOT / "tests/families/toy_family.py"
-LINE = '    "toy": Kind("image", "unet"),\n'
+TOY, TOY_SPEC = (ROOT / "tests/families" / name for name in ("toy_family.py", "toy_spec.py"))

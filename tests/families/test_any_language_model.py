@@ -70,7 +70,7 @@ def test_what_was_trained_is_what_the_library_loads(family, base, tmp_path):
             (tmp_path / path.name).write_bytes(path.read_bytes())
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     family.save_model(base, shapes, tensors.__getitem__, torch.float32, tmp_path)
-    loaded = getattr(transformers, family.classes[ROOT]).from_pretrained(tmp_path)
+    loaded = getattr(transformers, family.spec.classes[ROOT]).from_pretrained(tmp_path)
     given = batch(family.name, base)
     assert torch.equal(logits(loaded, given, family.name), logits(model, given, family.name))
 
@@ -101,7 +101,7 @@ def test_an_adapter_of_every_linear_layer_is_counted_as_trained(family, base):
 
 def test_answers_are_those_of_the_library(family, base):
     """Greedy, in a batch: what a user's own call of `generate` gives for each prompt alone."""
-    model = getattr(transformers, family.classes[ROOT]).from_pretrained(base)
+    model = getattr(transformers, family.spec.classes[ROOT]).from_pretrained(base)
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
     prompts = [[Message("user", text)] for text in ("1+2=", "what is 2+3=", "1+1=")]
     config = EvaluateConfig(batch_size=4, max_new_tokens=12)
@@ -158,7 +158,7 @@ def test_a_base_without_its_head_gets_the_names_of_its_class(kind, family, tmp_p
         base, shapes, tensors.__getitem__, torch.float32, out, frozen=lambda name: name == left
     )
     given = batch(family.name, base)
-    loaded = getattr(transformers, family.classes[ROOT]).from_pretrained(out)
+    loaded = getattr(transformers, family.spec.classes[ROOT]).from_pretrained(out)
     assert torch.equal(logits(loaded, given, family.name), logits(model, given, family.name))
 
 

@@ -70,9 +70,12 @@ def base(request: pytest.FixtureRequest, case: Case) -> Path:
 def test_the_nano_model_is_in_diffusers_layout(case: Case, base: Path) -> None:
     """The stock pipeline loads it; model_index.json names the classes that the family requires."""
     family, index = case.family, json.loads((base / "model_index.json").read_text())
-    assert {part: index[part][1] for part in family.classes} == dict(family.classes)
-    left_out = {*family.optional_parts} if case is QWEN else set()
-    assert {path.name for path in base.iterdir()} == {*family.parts, "model_index.json"} - left_out
+    assert {part: index[part][1] for part in family.spec.classes} == dict(family.spec.classes)
+    left_out = {*family.spec.optional_parts} if case is QWEN else set()
+    assert {path.name for path in base.iterdir()} == {
+        *family.spec.parts,
+        "model_index.json",
+    } - left_out
     assert not list(base.rglob("*.bin"))
     loaded = diffusers.DiffusionPipeline.from_pretrained(base)
     assert type(loaded).__name__ == index["_class_name"]

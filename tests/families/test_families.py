@@ -31,5 +31,5 @@ def test_an_unknown_family_is_refused_in_a_sentence() -> None:
         load_family("pixart")
     assert caught.value.hint == "families: " + ", ".join(FAMILIES)
     raw = make_run(family="pixart", data={"source": "digits"})
-    with pytest.raises(PipelineError, match="family: must be one of sdxl, sd3, qwen_image"):
+    with pytest.raises(PipelineError, match="family: must be one of sdxl, flux, qwen_image"):
         parse_config(raw, "test.yaml")

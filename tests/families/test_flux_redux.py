@@ -175,7 +175,7 @@ def test_the_folder_is_one_that_diffusers_loads(redux):
     assert index["image_encoder"] == [None, None]
     assert "image_embedder" not in index
     names = {path.name for path in redux.iterdir()}
-    assert names == {*FAMILY.parts, *FAMILY.extra_parts, "model_index.json"}
+    assert names == {*FAMILY.spec.parts, *FAMILY.spec.extra_parts, "model_index.json"}
 
 
 def test_the_parts_of_redux_come_together(redux, tmp_path):
@@ -184,12 +184,12 @@ def test_the_parts_of_redux_come_together(redux, tmp_path):
     folder = tmp_path / "base"
     shutil.copytree(redux, folder)
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    assert {*choose_files(names, FAMILY, "base")} == {*names}
+    assert {*choose_files(names, FAMILY.spec, "base")} == {*names}
     without = [name for name in names if not name.startswith("image_encoder")]
     with pytest.raises(PipelineError, match="the part image_encoder is missing"):
-        choose_files(without, FAMILY, "base")
+        choose_files(without, FAMILY.spec, "base")
     without = [name for name in names if not name.startswith("image_embedder")]
-    chosen = choose_files(without, FAMILY, "base")
+    chosen = choose_files(without, FAMILY.spec, "base")
     assert not [name for name in chosen if name.startswith("image_")]
 
 

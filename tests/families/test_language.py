@@ -48,7 +48,7 @@ def hashes(folder: Path) -> dict[str, str]:
 def test_a_nano_model_follows_from_its_seed(name, base, tmp_path):
     """Equal seeds give equal files, which the library loads; another seed gives other weights."""
     assert hashes(build(name, tmp_path / "again")) == hashes(base)
-    loaded = getattr(transformers, load_family(name).classes[ROOT]).from_pretrained(base)
+    loaded = getattr(transformers, load_family(name).spec.classes[ROOT]).from_pretrained(base)
     assert sum(p.numel() for p in loaded.parameters()) < 500_000
 
 
@@ -110,7 +110,7 @@ def test_written_weights_load_with_the_library(name, base, tmp_path, monkeypatch
     for path in base.iterdir():
         if path.suffix != ".safetensors":
             (tmp_path / path.name).write_bytes(path.read_bytes())
-    loaded = getattr(transformers, family.classes[ROOT]).from_pretrained(tmp_path)
+    loaded = getattr(transformers, family.spec.classes[ROOT]).from_pretrained(tmp_path)
     for called, parameter in loaded.named_parameters():
         assert torch.equal(parameter, tensors[called]), called
 
@@ -129,7 +129,7 @@ def test_frozen_tied_embeddings_stay_those_of_the_base(name, base, tmp_path):
         frozen=lambda name: is_frozen(name, frozen, []),
     )  # fmt: skip
     given = batch(name, base)
-    loaded = getattr(transformers, family.classes[ROOT]).from_pretrained(out)
+    loaded = getattr(transformers, family.spec.classes[ROOT]).from_pretrained(out)
     assert torch.equal(logits(loaded, given, name), logits(model, given, name))
     untrained = family.load_model(base).get_input_embeddings().weight
     assert torch.equal(loaded.get_input_embeddings().weight, untrained)
@@ -161,7 +161,7 @@ def test_an_adapter_is_one_of_peft(name, base, tmp_path):
     plain = family.load_model(base)
     assert not torch.equal(logits(plain, given, name), expected)
     by_peft = peft.PeftModel.from_pretrained(plain, tmp_path)
-    by_folder = getattr(transformers, family.classes[ROOT]).from_pretrained(tmp_path)
+    by_folder = getattr(transformers, family.spec.classes[ROOT]).from_pretrained(tmp_path)
     for loaded in (by_peft, by_folder, family.load_trained(tmp_path)):
         assert torch.equal(logits(loaded, given, name), expected)
 
@@ -183,7 +183,7 @@ def test_the_files_of_a_base_are_its_own(name, base):
     family = load_family(name)
     names = [path.name for path in base.iterdir()]
     others = ["pytorch_model.bin", "README.md", "onnx/model.onnx", "chat_template.jinja"]
-    chosen = choose_files([*names, *others], family, "here")
+    chosen = choose_files([*names, *others], family.spec, "here")
     assert set(chosen) == {*names, "chat_template.jinja"}
 
 
@@ -198,8 +198,8 @@ def test_what_is_no_base_is_refused(name, base, tmp_path):
         ([n for n in names if n != "model.safetensors"], "no safetensors weights"),
     ):
         with pytest.raises(PipelineError, match=said):
-            choose_files(files, family, "here")
+            choose_files(files, family.spec, "here")
     (tmp_path / "config.json").write_text('{"model_type": "clip"}')
     with pytest.raises(PipelineError, match="'clip', which AutoModelFor"):
-        check_config(tmp_path / "config.json", family, "here")
-    check_config(base / "config.json", family, "here")
+        check_config(tmp_path / "config.json", family.spec, "here")
+    check_config(base / "config.json", family.spec, "here")

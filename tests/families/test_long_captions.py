@@ -53,7 +53,7 @@ def test_long_captions_are_cut_as_the_pipeline_cuts_them_and_nothing_is_logged(
     found = family.load_encoders(base, "cpu").encode_prompts(prompts)
     assert [record.getMessage() for record in messages.records] == []
     assert "exceed" not in capfd.readouterr().err
-    pipeline = pipeline_class(family.pipeline).from_pretrained(base)
+    pipeline = pipeline_class(family.spec.pipeline).from_pretrained(base)
     with torch.inference_mode():
         own = pipeline.encode_prompt(
             prompts,
@@ -194,7 +194,7 @@ def test_the_command_reads_long_prompts_as_the_weights_were_trained(nano, tmp_pa
 
 
 def test_a_short_prompt_gives_the_image_of_a_users_own_call(nano):
-    pipeline = pipeline_class(SDXL.pipeline).from_pretrained(nano)
+    pipeline = pipeline_class(SDXL.spec.pipeline).from_pretrained(nano)
     assert draw(nano, [SHORT], "chunk") == [draw_house(pipeline)]
 
 

@@ -38,7 +38,7 @@ def without_t5(nano_sd3: Path, tmp_path: Path) -> Path:
     """A base that has no T5, as build_base links it."""
     folder = tmp_path / "without_t5"
     shutil.copytree(nano_sd3, folder, ignore=shutil.ignore_patterns("*_3"))
-    index = check_model_index(folder / "model_index.json", FAMILY, "MODEL")
+    index = check_model_index(folder / "model_index.json", FAMILY.spec, "MODEL")
     (folder / "model_index.json").write_text(json.dumps(index))
     return folder
 
@@ -121,11 +121,11 @@ def test_t5_may_be_missing_whole_but_not_in_part(nano_sd3):
     """Files are chosen of what is there; the tokenizer alone is a mistake."""
     names = [f.relative_to(nano_sd3).as_posix() for f in nano_sd3.rglob("*") if f.is_file()]
     rest = [name for name in names if not name.split("/")[0].endswith("_3")]
-    assert set(choose_files(names, FAMILY, "MODEL")) == set(names)
-    assert set(choose_files(rest, FAMILY, "MODEL")) == set(rest)
+    assert set(choose_files(names, FAMILY.spec, "MODEL")) == set(names)
+    assert set(choose_files(rest, FAMILY.spec, "MODEL")) == set(rest)
     lone = [*rest, *(name for name in names if name.startswith("tokenizer_3/"))]
     with pytest.raises(PipelineError, match="the part text_encoder_3 is missing"):
-        choose_files(lone, FAMILY, "MODEL")
+        choose_files(lone, FAMILY.spec, "MODEL")
 
 
 def test_the_transformer_is_asked_as_the_pipeline_asks_it(nano_sd3):

@@ -1,9 +1,10 @@
-"""A family in one file: Stable Diffusion 1, a U-Net that is given a caption by one CLIP encoder."""
+"""Stable Diffusion 1, a U-Net that is given a caption by one CLIP encoder; with toy_spec.py."""
 
 import torch
 from diffusers import DDIMScheduler, UNet2DConditionModel
 from transformers import CLIPTextModel
 
+from zerotrain.config.families import FAMILIES
 from zerotrain.models.families import nano
 from zerotrain.models.families.ddpm import DenoisingObjective, read_noise_schedule
 from zerotrain.models.families.diffusion import DiffusionFamily
@@ -27,15 +28,8 @@ class ToyObjective(DenoisingObjective):
 
 
 class Toy(DiffusionFamily):
-    name, trained_part, pipeline = "toy", "unet", "StableDiffusionPipeline"
-    classes = dict(  # noqa: RUF012
-        text_encoder="CLIPTextModel", unet="UNet2DConditionModel", vae="AutoencoderKL"
-    )
-    parts = ("scheduler", "text_encoder", "tokenizer", "unet", "vae")
-    text_parts = ("text_encoder", "tokenizer")
-
     def load_encoders(self, base, device, max_sequence_length=None, dtype=torch.float32):
-        return ToyEncoders(Toy.pipeline, base, device, dtype, "unet")
+        return ToyEncoders(self.spec.pipeline, base, device, dtype, "unet")
 
     def objective(self, base, settings=None):
         return ToyObjective(read_noise_schedule(base / "scheduler"))
@@ -47,8 +41,10 @@ class Toy(DiffusionFamily):
         blocks = {"down_block_types": ["DownBlock2D"], "up_block_types": ["CrossAttnUpBlock2D"]}
         widths = {"block_out_channels": [32], "cross_attention_dim": 64}
         unet = UNet2DConditionModel(images[0].width, 3, 3, **blocks, **widths)
-        made = pipeline_class(self.pipeline)(vae, text, clip, unet, DDIMScheduler(), None, None)
+        made = pipeline_class(self.spec.pipeline)(
+            vae, text, clip, unet, DDIMScheduler(), None, None
+        )
         made.save_pretrained(out)
 
 
-FAMILY = Toy()
+FAMILY = Toy(FAMILIES["toy"])

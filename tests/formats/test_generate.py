@@ -81,7 +81,9 @@ def test_an_answer_is_a_function_of_its_seed(language):
 
 def test_what_is_drawn_is_what_the_library_draws(language):
     """The same line of a user's own, from the same seed."""
-    model = getattr(transformers, language.family.classes[ROOT]).from_pretrained(language.whole)
+    model = getattr(transformers, language.family.spec.classes[ROOT]).from_pretrained(
+        language.whole
+    )
     tokenizer = transformers.AutoTokenizer.from_pretrained(language.whole)
     text = PROMPT + "\n" * (language.name == "causal_lm")
     ids = tokenizer(text, return_tensors="pt").input_ids

@@ -30,7 +30,6 @@ from zerotrain.data.conversation import Message
 from zerotrain.data.text_format import alpaca_prompt
 from zerotrain.export.formats.loading_code import (
     DEVICE,
-    PROMPT_TOKENS,
     loading_code,
     text_of_readme,
 )
@@ -213,16 +212,18 @@ LENGTH = "max_sequence_length"
 
 def calls(family: str) -> Any:
     """The arguments of a family's pipeline."""
-    pipeline = getattr(diffusers, load_family(family).pipeline)
+    pipeline = getattr(diffusers, FAMILIES[family].pipeline)
     return inspect.signature(pipeline.__call__).parameters
 
 
 def test_the_pipelines_own_prompt_lengths_are_known():
     """The code names a length only where it is another."""
-    for family, (tokenizer, length) in PROMPT_TOKENS.items():
-        assert calls(family)[LENGTH].default == length
-        assert tokenizer in load_family(family).parts
-    assert {f for f in IMAGES if LENGTH in calls(f)} == {*PROMPT_TOKENS}
+    prompts = {family: FAMILIES[family].prompt for family in IMAGES}
+    for family, prompt in prompts.items():
+        if prompt:
+            assert calls(family)[LENGTH].default == prompt.default
+            assert prompt.tokenizer in FAMILIES[family].parts
+    assert {f for f in IMAGES if LENGTH in calls(f)} == {f for f in IMAGES if prompts[f]}
 
 
 def test_a_trained_prompt_length_and_absent_encoders_are_in_the_code(tmp_path):

@@ -78,7 +78,7 @@ def test_the_card_says_how_to_load_it(language, tmp_path, form, monkeypatch):
             "model.embed_tokens.weight" in scope["tensors"] or "shared.weight" in scope["tensors"]
         )
         return
-    auto = getattr(transformers, language.family.classes[ROOT])
+    auto = getattr(transformers, language.family.spec.classes[ROOT])
     expected = language.logits(
         language.family.load_trained(source) if form == "method" else auto.from_pretrained(source)
     )

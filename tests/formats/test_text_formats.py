@@ -33,7 +33,7 @@ OF_IMAGES = [name for name, form in FORMATS.items() if form.modality == "image"]
 
 def load(language: Language, folder: Path, **options: Any) -> Any:
     """The model as a user's own line loads it."""
-    auto = getattr(transformers, language.family.classes[ROOT])
+    auto = getattr(transformers, language.family.spec.classes[ROOT])
     return auto.from_pretrained(folder, **options).eval()
 
 

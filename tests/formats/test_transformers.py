@@ -125,7 +125,7 @@ def test_the_real_architectures_have_the_original_names(name):
     """Every tensor of SD3 and Flux goes there, and by diffusers' own conversion comes back."""
     recipe = {"sd3": "sd3-medium", "flux": "flux-dev"}[name]
     config = json.loads(Path(f"config/models/{recipe}.json").read_text(encoding="utf-8"))
-    kind = getattr(diffusers, load_family(name).classes["transformer"])
+    kind = getattr(diffusers, load_family(name).spec.classes["transformer"])
     with torch.device("meta"):
         model = kind.from_config(config["parts"]["transformer"]["config"])
     state = model.state_dict()

@@ -19,11 +19,12 @@ from tests.builders.processes import run_ranks
 from tests.hostile.reader import Reader
 from tests.hostile.template_readers import CHATML, use_tokenizer
 
+from zerotrain.config.families import FAMILIES
 from zerotrain.importers.command_line import import_command
 from zerotrain.importers.files import reading_only
 from zerotrain.importers.reading import ImportOptions, import_file
 from zerotrain.importers.write import config_text, report
-from zerotrain.models.base import check_config, check_model_index, layout_of
+from zerotrain.models.base import check_config, check_model_index
 from zerotrain.models.families import load_family
 from zerotrain.models.families.language_nano import train_tokenizer
 from zerotrain.models.pretrained import from_pretrained
@@ -52,7 +53,7 @@ def _read_tokenizer(folder: Path, _: Path) -> None:
 
 def _write_base(folder: Path) -> None:
     index = {"_class_name": "StableDiffusionXLPipeline", "_diffusers_version": "0.36.0"}
-    index |= {part: ["diffusers", name] for part, name in layout_of("sdxl").classes.items()}
+    index |= {part: ["diffusers", name] for part, name in FAMILIES["sdxl"].classes.items()}
     (folder / "model_index.json").write_text(json.dumps(index))
     config = {"model_type": "qwen2", "hidden_size": 8, "intermediate_size": 8, "vocab_size": 9,
               "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -76,13 +77,13 @@ def _read_base(folder: Path, file: Path) -> None:
     from diffusers import EulerDiscreteScheduler
 
     if file.name == "model_index.json":
-        check_model_index(file, layout_of("sdxl"), "the base")
+        check_model_index(file, FAMILIES["sdxl"], "the base")
     elif file.name == "scheduler_config.json":
         from_pretrained(EulerDiscreteScheduler, file.parent)
     elif file.parent.name == "unet":
         SDXL.empty_model(folder)
     else:
-        check_config(file, LANGUAGE, "the base")
+        check_config(file, LANGUAGE.spec, "the base")
         LANGUAGE.empty_model(folder)
 
 

@@ -119,7 +119,7 @@ def test_an_index_of_a_model_of_other_types(text: str, tmp_path: Path) -> None:
     index = tmp_path / "model_index.json"
     index.write_text(text)
     assert str(index) in refused(find_architecture, "sdxl", str(tmp_path)).what
-    assert refused(check_model_index, index, SDXL, "MODEL")
+    assert refused(check_model_index, index, SDXL.spec, "MODEL")
 
 
 @pytest.mark.parametrize("names", [5, {"a": 1}, [[1]], [5], "", None])
@@ -134,12 +134,12 @@ def test_a_class_that_is_no_text(names: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("library", ["evil", ["evil"], 3])
 def test_a_library_that_is_not_expected(part: str, library: Any, tmp_path: Path) -> None:
     """diffusers would import it: any module of this machine."""
-    classes = {name: ["diffusers", one] for name, one in SDXL.classes.items()}
+    classes = {name: ["diffusers", one] for name, one in SDXL.spec.classes.items()}
     classes |= {"scheduler": ["diffusers", "Euler"], "tokenizer": ["transformers", "CLIPTokenizer"]}
     classes[part] = [library, classes[part][1]]
     index = tmp_path / "model_index.json"
     index.write_text(json.dumps(classes))
-    what = refused(check_model_index, index, SDXL, "MODEL").what
+    what = refused(check_model_index, index, SDXL.spec, "MODEL").what
     assert what.startswith(f"{index}: {part} is [")
     assert what.endswith("not a class of diffusers or transformers")
     assert refused(find_architecture, "sdxl", str(tmp_path)).what == what

@@ -23,7 +23,7 @@ from zerotrain.models.families import load_family
 
 TRAITS = {
     "noise_schedule": "prediction_type, rescale_betas_zero_snr, evaluate.scheduler",
-    "text_length": "cache.max_sequence_length",
+    "prompt": "cache.max_sequence_length",
     "chunks": "train.long_captions: chunk",
     "pixels": "vae: identity",
     "conditioning": "data.conditioning_images, data.conditioning_columns",
@@ -72,11 +72,11 @@ def _family(name: str) -> tuple[str, ...]:
     model = trained_model(find_architecture(name, "nano"))
     layers = [parameter.rpartition(".")[0] for parameter in model.shapes]
     targets = [end for end in ATTENTION if any(is_target(layer, [end]) for layer in layers)]
-    trained = family.classes[family.trained_part]
-    optional = {*family.optional_parts, *family.extra_parts}
+    trained = family.spec.classes[family.trained_part]
+    optional = {*family.spec.optional_parts, *family.spec.extra_parts}
     others = [
         f"`{part}`: {class_name}" + (" (optional)" if part in optional else "")
-        for part, class_name in {**family.classes, **family.extra_parts}.items()
+        for part, class_name in {**family.spec.classes, **family.spec.extra_parts}.items()
         if part != family.trained_part
     ]
     sizes = [

@@ -346,7 +346,7 @@ def test_a_real_model_gives_the_same_bytes_whatever_was_reused(run, monkeypatch)
     ]
     with artifact.publish(run.folder / "base", "base") as draft:
         SDXL.build_preset("nano", dataset, crops, 0, draft.folder)
-        draft.content = {"parts": dict.fromkeys(SDXL.image_parts + SDXL.text_parts, "1")}
+        draft.content = {"parts": dict.fromkeys(SDXL.image_parts + SDXL.spec.text_parts, "1")}
     run.cache(batch_size=8)
     for name in ("02", "13", "17"):
         Image.effect_noise((40, 30), 60).save(run.images / f"{name}.png")

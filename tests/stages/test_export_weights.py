@@ -603,11 +603,11 @@ def test_the_base_may_be_any_diffusers_folder(
     export.save(trained)
     plain = tmp_path / "plain"
     shutil.copytree(base / "unet", plain / "unet")
-    for part in FAMILY.parts:
+    for part in FAMILY.spec.parts:
         (plain / part).mkdir(exist_ok=True)
         if part != "unet":
             (plain / part / "config.json").write_text("{}")
-        if part in FAMILY.classes and part != "unet":
+        if part in FAMILY.spec.classes and part != "unet":
             (plain / part / "model.safetensors").write_bytes(b"")
     (plain / "model_index.json").write_text("{}")
     (plain / "picture.png").write_bytes(b"x")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from zerotrain.models.families.sdxl import FAMILY as SDXL
 from zerotrain.models.families.sdxl import Sdxl
 
 
 class TiedSdxl(Sdxl):
     """One weight in two places: both convolutions of the middle block share theirs."""
-
-    name = "tied"
 
     def load_model(self, base: Path) -> torch.nn.Module:
         unet = super().load_model(base)
@@ -24,8 +24,6 @@ class TiedSdxl(Sdxl):
 class UnusedSdxl(Sdxl):
     """A layer that nothing calls: its weights are trained, and the loss does not depend on them."""
 
-    name = "unused"
-
     def load_model(self, base: Path) -> torch.nn.Module:
         unet = super().load_model(base)
         unet.forgotten = torch.nn.Linear(3, 5)
@@ -35,13 +33,17 @@ class UnusedSdxl(Sdxl):
 class RunningSdxl(Sdxl):
     """Each forward pass in training changes running statistics, which no checkpoint holds."""
 
-    name = "running"
-
     def load_model(self, base: Path) -> torch.nn.Module:
         unet = super().load_model(base)
         unet.statistics = torch.nn.BatchNorm2d(4, affine=False)
         unet.register_forward_pre_hook(_count)
         return unet
+
+
+FAMILIES = {
+    name: kind(replace(SDXL.spec, name=name))
+    for name, kind in {"tied": TiedSdxl, "unused": UnusedSdxl, "running": RunningSdxl}.items()
+}
 
 
 def _count(unet: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:

@@ -15,8 +15,7 @@ from tests.training.conftest import Training, trained_model
 from tests.training.inputs import text_inputs
 
 from zerotrain import artifact
-from zerotrain.config.families import ROOT
-from zerotrain.models.families import load_family
+from zerotrain.config.families import FAMILIES, ROOT
 
 EMBEDDINGS = {"causal_lm": "embed_tokens", "seq2seq_lm": "^shared"}
 """One of the names of the tied embeddings."""
@@ -72,7 +71,7 @@ def test_a_training_of_text_continues_over_two_switches(family, what, server, tm
 
 
 def _loaded(family: str, folder: Path) -> Any:
-    return getattr(transformers, load_family(family).classes[ROOT]).from_pretrained(folder)
+    return getattr(transformers, FAMILIES[family].classes[ROOT]).from_pretrained(folder)
 
 
 def _logits(model: torch.nn.Module, given: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -81,7 +81,9 @@ def test_the_cache_reads_no_denoiser_and_training_no_encoder(
     if name in LANGUAGE_MODELS:
         assert not spoilt
         return
-    assert {file.split("/")[0] for file in spoilt} == set(family.classes) - {family.trained_part}
+    assert {file.split("/")[0] for file in spoilt} == set(family.spec.classes) - {
+        family.trained_part
+    }
     shutil.copytree(tmp_path / "cache", inputs["denoiser"] / "cache")
     shape = {
         "family": name, "objective": TrainConfig().objective(name), "resolution": SIDE,

@@ -70,7 +70,7 @@ def test_families_switch_and_export_what_their_pipelines_load(
 
 def _of_pipeline(family: Any, weights: Path, adapter: bool) -> torch.nn.Module:
     """The denoiser as a user of diffusers gets it."""
-    pipeline = getattr(diffusers, family.pipeline).from_pretrained(weights)
+    pipeline = getattr(diffusers, family.spec.pipeline).from_pretrained(weights)
     if adapter:
         pipeline.load_lora_weights(weights)
     denoiser: torch.nn.Module = getattr(pipeline, family.trained_part)

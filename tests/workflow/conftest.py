@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain.models.families.layouts import LAYOUTS
+from zerotrain.config.families import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("Snakefile", "rules", "config", "profiles", "envs", "workflow/zerotrain",
@@ -240,7 +240,7 @@ def create(folder: Path, base: str, planner: Path) -> Project:
 
 def _write_base(folder: Path) -> None:
     """A folder with the names of an SDXL's files; its weights are bytes that no one reads."""
-    layout = LAYOUTS["sdxl"]
+    layout = FAMILIES["sdxl"]
     index = {part: ["diffusers", layout.classes.get(part, "Class")] for part in layout.parts}
     for part in layout.parts:
         (folder / part).mkdir(parents=True)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, WithJsonSchema
 
 from zerotrain.config import optimizers
 from zerotrain.config.data import DataConfig
-from zerotrain.config.families import FAMILIES
+from zerotrain.config.families import DEFAULT, FAMILIES
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
@@ -200,7 +200,7 @@ def _plain_types(annotation: Any) -> list[Any]:
 
 def _family() -> Control:
     about = plain(RunConfig.model_fields["family"].description or "")
-    return Control("family", "choice", about, "sdxl", tuple(FAMILIES))
+    return Control("family", "choice", about, DEFAULT, tuple(FAMILIES))
 
 
 def _base(family: str) -> Control:

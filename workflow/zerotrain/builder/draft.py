@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from zerotrain.artifact.documents import DocumentError, parse_yaml
 from zerotrain.builder.controls import MOST, Control, all_controls, written
 from zerotrain.builder.places import check_launch_files, configuration_file
-from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
+from zerotrain.config.families import DEFAULT, FAMILIES, LANGUAGE_MODELS
 from zerotrain.config.problems import InvalidConfigError, Problem
 from zerotrain.config.read import expand_phases, load_config, parse_config
 from zerotrain.config.run import RunConfig
@@ -34,7 +34,7 @@ Place = tuple[str | int, ...]
 """The place of a value in a configuration."""
 NEW: dict[str, Any] = {
     "run": "new",
-    "family": "sdxl",
+    "family": DEFAULT,
     "base": "stabilityai/stable-diffusion-xl-base-1.0",
     "data": {"images": "images"},
     "train": {"resolution": 1024, "gradient_checkpointing": True},
@@ -53,15 +53,6 @@ VALUES = ("train.optimizer_args", "train.lr_scheduler_args")
 """Controls that hold several values."""
 OF_PHASE = ("phase.", "train.", "launch.")
 """Beginnings of the controls whose values a phase has."""
-BASES = {
-    "sdxl": "stabilityai/stable-diffusion-xl-base-1.0",
-    "sd3": "stabilityai/stable-diffusion-3-medium-diffusers",
-    "flux": "black-forest-labs/FLUX.1-dev",
-    "qwen_image": "Qwen/Qwen-Image",
-    "causal_lm": "Qwen/Qwen2.5-7B",
-    "seq2seq_lm": "google/flan-t5-xl",
-}
-"""A base for each family, of those in config/models."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +100,8 @@ class Draft:
     @property
     def family(self) -> str:
         """The family, a known one."""
-        family = self.raw.get("family", "sdxl")
-        return family if isinstance(family, str) and family in FAMILIES else "sdxl"
+        family = self.raw.get("family", DEFAULT)
+        return family if isinstance(family, str) and family in FAMILIES else DEFAULT
 
     @property
     def phases(self) -> list[str]:
@@ -187,11 +178,11 @@ def read_draft(form: Mapping[str, str]) -> Draft:
         PipelineError: a file is not one of the project, or is no configuration of one run.
     """
     start = configuration_file(form["from"]) if form.get("from") else None
-    before = _read(start, start.stat().st_mtime_ns) if start else _new(form.get("family", "sdxl"))
+    before = _read(start, start.stat().st_mtime_ns) if start else _new(form.get("family", DEFAULT))
     names = [phase.get("name") for phase in _phases(before)]
     index = names.index(form["phase"]) if form.get("phase") in names else 0
     shown = _shown(before, index)
-    family = form.get("family") or str(before.get("family", "sdxl"))
+    family = form.get("family") or str(before.get("family", DEFAULT))
     raw = copy.deepcopy(dict(before))
     controls = all_controls(family)
     given: dict[str, str] = {}
@@ -271,7 +262,7 @@ def _new(family: str) -> dict[str, Any]:
     """Return what a new configuration of a family begins with."""
     new = copy.deepcopy(NEW)
     if family in FAMILIES:
-        new["family"], new["base"] = family, BASES[family]
+        new["family"], new["base"] = family, FAMILIES[family].example
     if family in LANGUAGE_MODELS:
         new |= copy.deepcopy(NEW_TEXT)
         new["train"]["gradient_checkpointing"] = True

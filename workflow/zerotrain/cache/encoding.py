@@ -21,6 +21,7 @@ from zerotrain.cache.precision import full_precision
 from zerotrain.cache.reuse import Group
 from zerotrain.cache.sample_keys import IMAGES_DTYPE, Located, SampleKeys
 from zerotrain.cache.writer import Tensors
+from zerotrain.config.families.spec import Conditioning
 from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.buckets import Size, View
 from zerotrain.data.crop import to_pixels
@@ -31,7 +32,6 @@ from zerotrain.machine.device import device_bytes
 from zerotrain.machine.ordered_pool import in_order
 from zerotrain.machine.progress_bar import progress
 from zerotrain.models.families import ConditionedEncoders, Encoders
-from zerotrain.models.families.conditioning import Conditioning
 from zerotrain.models.families.prompt_tokens import CHUNK, TRUNCATE
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from zerotrain.cache.keys import (
 from zerotrain.cache.layout import Entry
 from zerotrain.cache.mask_scaling import Masks
 from zerotrain.cache.prompts import PromptKeys
+from zerotrain.config.families.spec import Conditioning
 from zerotrain.config.section import ConditionedPrompt
 from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.buckets import View, other_views, square_view
@@ -28,7 +29,7 @@ from zerotrain.data.folder import FolderSource
 from zerotrain.data.open import open_source
 from zerotrain.data.source import Source
 from zerotrain.machine.device import device_type
-from zerotrain.models.families.conditioning import Conditioning, read_pipeline
+from zerotrain.models.families.conditioning import read_pipeline
 
 if TYPE_CHECKING:
     from zerotrain.models.families.diffusion import DiffusionFamily
@@ -81,7 +82,7 @@ class SampleKeys:
         self._in_prompt = reads is not None and reads.in_prompt
         self._in_latents = reads is not None and reads.in_latents
         self._image_encoder = self._encoder(family.image_parts, IMAGES_DTYPE)
-        self._text_encoder = self._encoder(family.text_parts, self.text_dtype)
+        self._text_encoder = self._encoder(family.spec.text_parts, self.text_dtype)
         described = (base.folder / "model_index.json").is_file()
         pipeline = read_pipeline(base.folder) if described else None
         self._conditioning_encoder = replace(self._image_encoder, pipeline=pipeline)

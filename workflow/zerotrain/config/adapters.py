@@ -37,7 +37,6 @@ FUSED = re.compile(
     r"|(transformer_blocks\.\d+\.attn\.add_)[qkv]_proj"
 )
 """Layers of Flux that are one layer in its original files: linear1, img_attn.qkv, txt_attn.qkv."""
-FUSED_FAMILIES = ("flux",)
 
 PEFT_TYPE = "peft_type"
 KEYS = Path(__file__).parents[3] / "config" / "peft.json"

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from zerotrain.config import optimizers
 from zerotrain.config.adapters import read_peft
 from zerotrain.config.data import DataConfig
-from zerotrain.config.families import FAMILIES, PRESETS
+from zerotrain.config.families import DEFAULT, FAMILIES, PRESETS
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.section import (
     ConditionedPrompt,
@@ -238,7 +238,7 @@ class RunSections(Section):
         0, ge=0, lt=2**32, description="Decides every draw: order, noise, timesteps, a small base."
     )
     family: Annotated[str, AfterValidator(_family)] = Field(
-        "sdxl", description="The model's family.", json_schema_extra={"enum": [*FAMILIES]}
+        DEFAULT, description="The model's family.", json_schema_extra={"enum": [*FAMILIES]}
     )
     base: str = Field(
         description="`nano` and `micro` build a small model from the seed; else a folder or hub id "

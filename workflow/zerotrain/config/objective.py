@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from zerotrain.config.families import FAMILIES, LOSS
+from zerotrain.config.families import FAMILIES
+from zerotrain.config.families.spec import LOSS
 from zerotrain.config.section import Section
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from zerotrain.config.adapters import FUSED_FAMILIES
 from zerotrain.config.data import BucketConfig, DataConfig
 from zerotrain.config.families import FAMILIES
 from zerotrain.config.models import EvaluateConfig, Phase, RunSections
@@ -101,9 +100,9 @@ def _check_family(config: RunSections) -> None:
             f"vae: identity with base: {config.base} is for {_with('pixels')}; the {config.base} "
             f"model of {family} takes the latents of its autoencoder"
         )
-    if config.cache.max_sequence_length and not kind.text_length:
+    if config.cache.max_sequence_length and not kind.prompt:
         raise ValueError(
-            f"cache.max_sequence_length is a key of {_with('text_length')}; the family {family} "
+            f"cache.max_sequence_length is a key of {_with('prompt')}; the family {family} "
             "has no such choice"
         )
     if config.data.is_conditioned and not kind.conditioning:
@@ -217,9 +216,9 @@ def _check_adapter(config: RunSections) -> None:
             "trainable_parameters chooses among the model's own, and an adapter leaves them all "
             "as they are; remove it, or narrow the adapter's target_modules"
         )
-    if config.lora and config.lora.fused_layers and config.family not in FUSED_FAMILIES:
+    if config.lora and config.lora.fused_layers and not FAMILIES[config.family].fused_layers:
         raise ValueError(
-            f"lora.fused_layers is for {', '.join(FUSED_FAMILIES)}: the layers of {config.family} "
+            f"lora.fused_layers is for {_with('fused_layers')}: the layers of {config.family} "
             "are trained one by one; remove it"
         )
     for phase in config.phases:

@@ -211,7 +211,7 @@ def _link_other_parts(
         files = {name: base.path(name) for name in known if is_model_file(name)}
     else:
         names = [path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()]
-        chosen = choose_files(names, weights.family, str(base))
+        chosen = choose_files(names, weights.family.spec, str(base))
         check_inside(base, chosen.values(), str(base))
         known, files = {}, {name: base / file for name, file in chosen.items()}
     part = weights.family.trained_part

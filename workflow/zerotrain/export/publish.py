@@ -14,8 +14,7 @@ from zerotrain.export.model_card import GRID, model_card
 from zerotrain.export.options import PublishOptions
 from zerotrain.export.provenance import find_origin
 from zerotrain.machine.disk_errors import check_no_file
-from zerotrain.models.base import is_model_file
-from zerotrain.models.families.layouts import MODEL_INDEX
+from zerotrain.models.base import MODEL_INDEX, is_model_file
 from zerotrain.models.hub import HUB_ID
 
 CARD = "README.md"

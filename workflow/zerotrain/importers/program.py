@@ -97,7 +97,7 @@ def drop_keys_of_others(
     others -= {f"train.{key}" for key in kind.objective}
     if not kind.noise_schedule:
         others |= set(OF_NOISE_SCHEDULE)
-    if not kind.text_length:
+    if not kind.prompt:
         others.add("cache.max_sequence_length")
     names = [name for name in arguments if table[name].ours in others]
     result.ignore_all(arguments, names, f"{family} has no such thing")

@@ -10,22 +10,19 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from zerotrain.artifact import MANIFEST, digest, file_sha256, read
 from zerotrain.artifact.links import is_hub_blob
 from zerotrain.artifact.verdicts import remembering
-from zerotrain.config.families import ROOT
+from zerotrain.config.families import ROOT, FamilySpec
 from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
 from zerotrain.models.adapter_config import ADAPTER_CONFIG
-from zerotrain.models.families import Family, load_family
-from zerotrain.models.families.layouts import LAYOUTS, MODEL_INDEX, BaseLayout
 from zerotrain.models.pretrained import check_libraries, read_config
 
 KIND = "base"
-Layout: TypeAlias = "Family | BaseLayout"
-"""A family, or only its layout, which is available without torch."""
+MODEL_INDEX = "model_index.json"
 README = "README.md"
 """Explains how to load the folder; it is not part of the model."""
 CONFIG_FILES = frozenset(("config.json", "generation_config.json"))
@@ -57,7 +54,7 @@ WEIGHTS = re.compile(
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
-def choose_files(names: Iterable[str], family: Layout, source: str) -> dict[str, str]:
+def choose_files(names: Iterable[str], family: FamilySpec, source: str) -> dict[str, str]:
     """Choose the files that the family loads.
 
     Args:
@@ -105,7 +102,7 @@ def choose_files(names: Iterable[str], family: Layout, source: str) -> dict[str,
     return chosen
 
 
-def loaded_names(part: str, family: Layout) -> frozenset[str]:
+def loaded_names(part: str, family: FamilySpec) -> frozenset[str]:
     """Return the names of the files that are loaded from a part in addition to its weights."""
     if part in family.classes or part in family.extra_parts:
         return CONFIG_FILES | INDEX_FILES
@@ -119,7 +116,7 @@ def is_model_file(name: str) -> bool:
     return last in known | {MODEL_INDEX, ADAPTER_CONFIG} or last.endswith(".safetensors")
 
 
-def list_others(names: Iterable[str], chosen: Iterable[str], family: Family) -> list[str]:
+def list_others(names: Iterable[str], chosen: Iterable[str], family: FamilySpec) -> list[str]:
     """List the files that are not part of the model, and the folders of no part.
 
     Other forms of the weights are not listed.
@@ -189,7 +186,7 @@ def in_part(name: str, part: str) -> bool:
     return name.startswith("model") and name.endswith((".safetensors", ".safetensors.index.json"))
 
 
-def _choose_root(names: list[str], family: Layout, source: str) -> dict[str, str]:
+def _choose_root(names: list[str], family: FamilySpec, source: str) -> dict[str, str]:
     """Choose the files of a model in transformers' layout."""
     inside = [name for name in names if "/" not in name and name != MANIFEST]
     if ADAPTER_CONFIG in inside:
@@ -212,7 +209,7 @@ def _choose_root(names: list[str], family: Layout, source: str) -> dict[str, str
     return files | _weights(inside, source)
 
 
-def check_config(path: Path, family: Family, source: str) -> None:
+def check_config(path: Path, family: FamilySpec, source: str) -> None:
     """Check that config.json describes a model that the family's class loads.
 
     Raises:
@@ -266,7 +263,7 @@ def _weights(inside: list[str], where: str) -> dict[str, str]:
     )
 
 
-def check_model_index(path: Path, family: Layout, source: str) -> dict[str, Any]:
+def check_model_index(path: Path, family: FamilySpec, source: str) -> dict[str, Any]:
     """Check that model_index.json names the family's classes.
 
     Returns:
@@ -308,12 +305,3 @@ def part_digests(files: Mapping[str, str]) -> dict[str, str]:
 
 def _is_part(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and isinstance(value[1], str)
-
-
-def layout_of(family: str) -> BaseLayout | Family:
-    """Return the layout of a family's base; a family not in LAYOUTS is imported, with torch.
-
-    Raises:
-        PipelineError: there is no such family.
-    """
-    return LAYOUTS.get(family) or load_family(family)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from zerotrain.config.families import FamilySpec
 from zerotrain.models.base import check_inside, choose_files, list_others
 from zerotrain.models.composed_base import listing, read_selections
 from zerotrain.models.hub import ModelLocation, check_no_revision, open_location
 from zerotrain.models.single_file_base import find_single_file, locate_configurations
-
-if TYPE_CHECKING:
-    from zerotrain.models.families import Family
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class BaseFiles:
     single_file: Path | None = None
 
 
-def base_files(base: str, revision: str | None, family: Family) -> BaseFiles:
+def base_files(base: str, revision: str | None, family: FamilySpec) -> BaseFiles:
     """Return the files that the family needs; at most some config.json are downloaded.
 
     Raises:

@@ -16,13 +16,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from zerotrain.config.families import FamilySpec
 from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
-from zerotrain.models.families.layouts import MODEL_INDEX
+from zerotrain.models.base import MODEL_INDEX
 from zerotrain.models.pretrained import find_class_name, read_config
 
 if TYPE_CHECKING:
-    from zerotrain.models.families import Family
     from zerotrain.models.hub import ModelLocation
 
 CONFIG = "config.json"
@@ -70,7 +70,7 @@ def local_folders(base: str) -> list[Path]:
 
 
 def listing(
-    selections: Sequence[Selection], places: Mapping[str, ModelLocation], family: Family
+    selections: Sequence[Selection], places: Mapping[str, ModelLocation], family: FamilySpec
 ) -> dict[str, tuple[ModelLocation, str]]:
     """List the files of one model, as if they were in one folder.
 
@@ -134,7 +134,7 @@ def listing(
     return found
 
 
-def _part(folder: str, place: ModelLocation, family: Family) -> str | None:
+def _part(folder: str, place: ModelLocation, family: FamilySpec) -> str | None:
     """Return the part in a folder, by the folder's name or the class in config.json."""
     if folder in (*family.parts, *family.extra_parts):
         return folder

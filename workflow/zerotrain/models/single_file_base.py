@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zerotrain.artifact.documents import read_header
+from zerotrain.config.families import FamilySpec
 from zerotrain.errors import PipelineError
-from zerotrain.models.base import CONFIG_FILES, loaded_names
-from zerotrain.models.families.layouts import MODEL_INDEX
+from zerotrain.models.base import CONFIG_FILES, MODEL_INDEX, loaded_names
 from zerotrain.models.hub import ModelLocation, open_location
-
-if TYPE_CHECKING:
-    from zerotrain.models.families import Family
 
 FAMILY = "sdxl"
 CONFIG = "config"
@@ -67,7 +63,7 @@ def check_single_file(base: str, file: Path, family: str) -> None:
 
 
 def locate_configurations(
-    base: str, file: Path, family: Family
+    base: str, file: Path, family: FamilySpec
 ) -> tuple[ModelLocation, dict[str, str]]:
     """Return the location of a file's tokenizers and configurations, and their names there.
 

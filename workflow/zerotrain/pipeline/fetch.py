@@ -20,6 +20,7 @@ from pathlib import Path
 
 from zerotrain.artifact import write_whole
 from zerotrain.artifact.documents import read_text
+from zerotrain.config.families import FAMILIES
 from zerotrain.config.run import RunConfig
 from zerotrain.config.runs import read_runs
 from zerotrain.data.text import hub_id
@@ -31,7 +32,6 @@ from zerotrain.machine.disk_errors import explain
 from zerotrain.machine.file_lock import one_at_a_time
 from zerotrain.machine.regular_file import write_text
 from zerotrain.models.base_places import base_files
-from zerotrain.models.families import load_family
 
 ENVIRONMENT = "env.sh"
 WHEELS = "wheels"
@@ -112,7 +112,7 @@ def _models(runs: Mapping[str, RunConfig], folder: Path) -> Iterator[str]:
         if run.is_preset:
             yield f"{file}: base {run.base} is built by the job, nothing to fetch"
             continue
-        files = base_files(run.base, run.revision, load_family(run.family))
+        files = base_files(run.base, run.revision, FAMILIES[run.family])
         if files.single_file is not None:
             yield f"{file}: base {files.single_file} is a file, which every node must see"
         for place, names in files.places:

@@ -22,7 +22,6 @@ from zerotrain.data.bad_samples import Counted, count_bad
 from zerotrain.data.text import hub_id
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import read_shipped
-from zerotrain.models.families import load_family
 from zerotrain.models.hub import HUB_ID
 from zerotrain.models.single_file_base import FAMILY as SINGLE_FILE_FAMILY
 from zerotrain.models.single_file_base import check_parts, find_single_file
@@ -173,8 +172,8 @@ def _family(options: NewOptions) -> str:
         return "seq2seq_lm" if found.get("is_encoder_decoder") else "causal_lm"
     kind = found.get("_class_name")
     for name in OF_IMAGES:
-        own: Any = load_family(name)
-        if kind in (own.pipeline, *own.pipelines):
+        own = FAMILIES[name]
+        if kind in (own.pipeline, *own.conditioning):
             return name
     raise _unknown_family(base, f"a {kind}", here)
 
@@ -244,7 +243,7 @@ def _unusable(found: Counted) -> list[str]:
 def _native_resolution(base: str) -> int:
     """Return the side of the images that the model was trained on."""
     folder = Path(base).expanduser()
-    parts = sorted({kind.trained_part for kind in FAMILIES.values()})
+    parts = sorted({kind.trained_name for kind in FAMILIES.values()})
     denoisers = [file for part in parts if (file := folder / part / "config.json").is_file()]
     vae = folder / "vae" / "config.json"
     if not (denoisers and vae.is_file()):

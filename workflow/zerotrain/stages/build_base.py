@@ -21,10 +21,9 @@ from zerotrain.data.dataset import Dataset, Sample, read_dataset
 from zerotrain.data.open import open_source
 from zerotrain.data.source import Source
 from zerotrain.errors import PipelineError
-from zerotrain.models.base import KIND, check_config, check_model_index, part_digests
+from zerotrain.models.base import KIND, MODEL_INDEX, check_config, check_model_index, part_digests
 from zerotrain.models.base_places import base_files
 from zerotrain.models.families import Family, load_family
-from zerotrain.models.families.layouts import MODEL_INDEX
 from zerotrain.models.hub import PUBLISHED, check_no_revision
 from zerotrain.models.single_file_base import find_single_file
 
@@ -209,7 +208,7 @@ def _take(source: Path, target: Path, how: str) -> None:
 
 def _link(settings: BuildSettings, family: Family, target: Path) -> str | None:
     """Take the files that the family needs into the draft; return a hub repository's commit."""
-    files = base_files(settings.base, settings.revision, family)
+    files = base_files(settings.base, settings.revision, family.spec)
     for place, wanted in files.places:
         folder = place.fetch(wanted.values())
         if artifact.is_published(folder):
@@ -222,10 +221,10 @@ def _link(settings: BuildSettings, family: Family, target: Path) -> str | None:
     if files.others:
         print(f"{files.source}: not part of the model, not taken: {join_first(files.others)}")
     if family.modality == "text":
-        check_config(target / "config.json", family, files.source)
+        check_config(target / "config.json", family.spec, files.source)
         family.store_by_own_names(target, files.source)
     else:
-        index: Any = check_model_index(target / MODEL_INDEX, family, files.source)
+        index: Any = check_model_index(target / MODEL_INDEX, family.spec, files.source)
         (target / MODEL_INDEX).unlink()
         write_json(target / MODEL_INDEX, index)
         if files.single_file is not None:

@@ -15,8 +15,7 @@ from zerotrain.config.optimizers import slot_shape
 from zerotrain.errors import PipelineError
 from zerotrain.models.adapter_config import PEFT_PREFIX
 from zerotrain.models.base import KIND as BASE
-from zerotrain.models.base import in_part
-from zerotrain.models.families.layouts import MODEL_INDEX
+from zerotrain.models.base import MODEL_INDEX, in_part
 from zerotrain.state.checkpoint import KIND as CHECKPOINT
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.checkpoint_path import OPTIMIZERS

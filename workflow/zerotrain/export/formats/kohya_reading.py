@@ -26,7 +26,7 @@ def name_of(layer: str) -> str:
 
 def load(family: Family, model: torch.nn.Module, file: Path) -> None:
     """Load a file into a family's denoiser."""
-    pipeline = pipeline_class(family.pipeline)  # type: ignore[union-attr]
+    pipeline = pipeline_class(family.spec.pipeline)
     if family.name == "sdxl":
         state, alphas = pipeline.lora_state_dict(
             str(file.parent), weight_name=file.name, unet_config=model.config, local_files_only=True

@@ -63,12 +63,12 @@ def load_parts(
         dtype: Type to load.
     """
     parts = LAYOUTS[family.name].parts
-    if set(parts) == set(family.classes):
-        pipeline = load_single_file(family.pipeline, file, config, dtype)  # type: ignore[union-attr]
+    if set(parts) == set(family.spec.classes):
+        pipeline = load_single_file(family.spec.pipeline, file, config, dtype)
         return {part: getattr(pipeline, part) for part in parts}
     with quiet_libraries():
         return {
-            part: getattr(diffusers, family.classes[part]).from_single_file(
+            part: getattr(diffusers, family.spec.classes[part]).from_single_file(
                 str(file), config=str(config), subfolder=part, local_files_only=True, dtype=dtype
             )
             for part in parts

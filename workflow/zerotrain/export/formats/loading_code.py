@@ -19,7 +19,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from zerotrain.config.data import ALPACA
-from zerotrain.config.families import FAMILIES
+from zerotrain.config.families import FAMILIES, ROOT
 from zerotrain.data.alpaca import alpaca_text
 from zerotrain.models.families.conditioning import REDUX, read_pipeline
 from zerotrain.models.pretrained import read_config
@@ -32,12 +32,6 @@ TRUNCATE = "truncate"
 LORA = "pytorch_lora_weights.safetensors"
 METHOD = "adapter/adapter_config.json"
 """The configuration of an adapter other than a LoRA, in a weights folder."""
-PROMPT_TOKENS: Mapping[str, tuple[str, int]] = {
-    "sd3": ("tokenizer_3", 256),
-    "flux": ("tokenizer_2", 512),
-    "qwen_image": ("tokenizer", 512),
-}
-"""The tokenizer that max_sequence_length applies to, and the pipeline's own default."""
 PENALTIES: Mapping[str, Any] = {
     "num_beams": 1,
     "repetition_penalty": 1.0,
@@ -199,8 +193,7 @@ def _image_values(
     side, source = resolution or SIDE, given["source"]
     squares = [f"load_square({_literal(file)})" for file in files] if shown else []
     loading = {"dtype": "dtype", **dict.fromkeys(_absent_encoders(folder), "None")}
-    if family == "sdxl":
-        loading["add_watermarker"] = "False"
+    loading |= {key: repr(value) for key, value in FAMILIES[family].loading.items()}
     pipeline = "DiffusionPipeline"
     imports = ["import torch"]
     imports += ["from huggingface_hub import snapshot_download"] if given["download"] else []
@@ -236,7 +229,7 @@ def _image_values(
     arguments |= {"num_inference_steps": STEPS, "generator": "seed"}
     reading = {"max_sequence_length": length} if length else {}
     arguments |= {} if shown == REDUX else reading
-    if family == "qwen_image":
+    if FAMILIES[family].negative_prompt:
         arguments["negative_prompt"] = '""'
     return {
         "imports": imports,
@@ -270,10 +263,10 @@ def _shown_pipeline(folder: Path, files: Sequence[str]) -> str | None:
 def _text_values(
     folder: Path, family: str, prompt: str, raw: bool, system: str | None
 ) -> dict[str, Any]:
-    causal = family == "causal_lm"
+    causal = not FAMILIES[family].encoder_decoder
     turns = [system, prompt] if system else [prompt]
     return {
-        "auto": "AutoModelForCausalLM" if causal else "AutoModelForSeq2SeqLM",
+        "auto": FAMILIES[family].classes[ROOT],
         "causal": causal,
         "penalties": _has_penalties(folder),
         "chat": not raw and _has_chat_template(folder),
@@ -331,12 +324,11 @@ def _absent_encoders(folder: Path) -> list[str]:
 
 def _prompt_tokens(folder: Path, family: str, trained: int | None) -> int | None:
     """Return max_sequence_length, if it is not the pipeline's own default."""
-    if family not in PROMPT_TOKENS:
+    if (prompt := FAMILIES[family].prompt) is None:
         return None
-    tokenizer, default = PROMPT_TOKENS[family]
-    most = _json(folder / tokenizer / "tokenizer_config.json").get("model_max_length", default)
-    length = trained or min(default, int(most))
-    return None if length == default else length
+    config = _json(folder / prompt.tokenizer / "tokenizer_config.json")
+    length = trained or min(prompt.default, int(config.get("model_max_length", prompt.default)))
+    return None if length == prompt.default else length
 
 
 def _has_chat_template(folder: Path) -> bool:

@@ -7,54 +7,14 @@ kohya's own ss_ keys, which A1111 and similar programs show.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from zerotrain.config.families import FAMILIES
+from zerotrain.config.families.spec import Titles
 from zerotrain.export.formats.weights import ExportedWeights
 
 DEFAULT_SAMPLE_SIZE = 128
 """Side in latents of models without a native size (such as FluxPipeline)."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """The names of a family in other programs."""
-
-    architecture: str
-    """modelspec's name of the family's first model."""
-    implementation: str
-    base_version: str
-    """kohya's ss_base_model_version."""
-    network: str
-    """The module of sd-scripts or musubi-tuner that trains its LoRA."""
-
-
-KINDS: Mapping[str, Kind] = {
-    "sdxl": Kind(
-        "stable-diffusion-xl-v1-base",
-        "https://github.com/Stability-AI/generative-models",
-        "sdxl_base_v1-0",
-        "networks.lora",
-    ),
-    "sd3": Kind(
-        "stable-diffusion-3-medium",
-        "https://github.com/Stability-AI/sd3.5",
-        "sd3",
-        "networks.lora_sd3",
-    ),
-    "flux": Kind(
-        "flux-1-dev",
-        "https://github.com/black-forest-labs/flux",
-        "flux1",
-        "networks.lora_flux",
-    ),
-    "qwen_image": Kind(
-        "qwen-image",
-        "https://github.com/QwenLM/Qwen-Image",
-        "qwen_image",
-        "networks.lora_qwen_image",
-    ),
-}
 
 
 def architecture(weights: ExportedWeights, suffix: str = "") -> dict[str, str]:
@@ -68,7 +28,7 @@ def architecture(weights: ExportedWeights, suffix: str = "") -> dict[str, str]:
     run = lineage.get("zerotrain.run", weights.family.name)
     side = resolution(weights)
     name = weights.family.name
-    kind, known = prediction(weights)[0], KINDS[name]
+    kind, known = prediction(weights)[0], titles_of(name)
     return {
         "modelspec.sai_model_spec": "1.0.0",
         "modelspec.architecture": base_name(name, weights.config(weights.part)) + suffix,
@@ -79,15 +39,20 @@ def architecture(weights: ExportedWeights, suffix: str = "") -> dict[str, str]:
     }
 
 
+def titles_of(family: str) -> Titles:
+    """Return the names of an image family in other programs."""
+    titles = FAMILIES[family].titles
+    assert titles is not None
+    return titles
+
+
 def base_name(family: str, config: Mapping[str, Any]) -> str:
     """Return modelspec's name of a base, by its family and the config.json of its denoiser."""
-    if family == "sd3" and config.get("dual_attention_layers"):
-        return "stable-diffusion-3-5-medium"
-    if family == "sd3" and config.get("qk_norm"):
-        return "stable-diffusion-3-5-large"
-    if family == "flux" and not config.get("guidance_embeds"):
-        return "flux-1-schnell"
-    return KINDS[family].architecture
+    titles = titles_of(family)
+    for key, name in titles.variants.items():
+        if bool(config.get(key.removeprefix("not "))) != key.startswith("not "):
+            return name
+    return titles.architecture
 
 
 def network(weights: ExportedWeights) -> dict[str, str]:
@@ -95,7 +60,7 @@ def network(weights: ExportedWeights) -> dict[str, str]:
     assert weights.adapter is not None
     settings = weights.adapter.settings
     kind, zero_snr = prediction(weights)
-    known = KINDS[weights.family.name]
+    known = titles_of(weights.family.name)
     return {
         "ss_base_model_version": known.base_version,
         "ss_network_module": known.network,

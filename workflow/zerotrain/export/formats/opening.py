@@ -19,9 +19,9 @@ from zerotrain.errors import PipelineError
 from zerotrain.export.formats import kohya_reading, ldm
 from zerotrain.export.formats.tensors import fold_alphas
 from zerotrain.machine.memory_errors import find_out_of_memory
+from zerotrain.models.base import MODEL_INDEX
 from zerotrain.models.families import Family, adapters, load_family
 from zerotrain.models.families.diffusion import DiffusionFamily
-from zerotrain.models.families.layouts import MODEL_INDEX
 from zerotrain.models.families.lora import ADAPTER, PEFT_CONFIG
 from zerotrain.models.families.placement import place_pipeline, sampling_dtype
 from zerotrain.models.pretrained import check_lora_file, loading, read_config
@@ -95,7 +95,7 @@ def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Diffusion
         family = family_of(_read_base(config, path))
         with loading(str(file)), name_file_in_errors(file):
             loaded: Any = ldm.load_single_file(
-                family.pipeline, file, config, sampling_dtype(device)
+                family.spec.pipeline, file, config, sampling_dtype(device)
             )
         loaded.set_progress_bar_config(disable=True)
         return family, place_pipeline(loaded, device)
@@ -120,7 +120,8 @@ def family_of(folder: Path) -> DiffusionFamily:
     class_name = read_config(folder / MODEL_INDEX).get("_class_name")
     for name in FAMILIES:
         family = load_family(name)
-        if family.modality == "image" and class_name in (family.pipeline, *family.pipelines):
+        known = (family.spec.pipeline, *family.spec.conditioning)
+        if family.modality == "image" and class_name in known:
             return family
     raise PipelineError(
         f"{folder / MODEL_INDEX}: {class_name} is the pipeline of no family here",

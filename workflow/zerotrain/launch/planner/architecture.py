@@ -19,7 +19,6 @@ from zerotrain.artifact.documents import read_header
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS, PRESETS
 from zerotrain.config.suggestions import known_names, nearest
 from zerotrain.errors import PipelineError
-from zerotrain.models.base import layout_of
 from zerotrain.models.composed_base import Selection, read_selections
 from zerotrain.models.pretrained import LIBRARIES, check_libraries, find_class_name, read_config
 from zerotrain.models.sizes import POSITIONS
@@ -64,7 +63,7 @@ class Architecture:
     @property
     def trained_name(self) -> str:
         """Name of the trained part."""
-        return FAMILIES[self.family].trained_part
+        return FAMILIES[self.family].trained_name
 
     @property
     def trained(self) -> Part:
@@ -169,10 +168,10 @@ def _read_from_weights(family: str, path: Path) -> Architecture:
 
 
 def _read_from_folder(family: str, folder: Path) -> Architecture:
-    layout, index = layout_of(family), folder / "model_index.json"
+    layout, index = FAMILIES[family], folder / "model_index.json"
     own = folder / "config.json"
     if family in LANGUAGE_MODELS or (own.is_file() and not index.is_file()):
-        parts = {FAMILIES[family].trained_part: _own_part(own, family)}
+        parts = {FAMILIES[family].trained_name: _own_part(own, family)}
     else:
         named = read_config(index)
         check_libraries(named, index)
@@ -193,7 +192,7 @@ def _compose(family: str, base: str, selections: Sequence[Selection]) -> Archite
     Parts that no place on this machine or in config/models describes get the shapes that belong to
     the denoiser.
     """
-    trained = FAMILIES[family].trained_part
+    trained = FAMILIES[family].trained_name
     classes = {name: part.class_name for name, part in read_shipped(family)[0].parts.items()}
     base_parts: Mapping[str, Part] = {}
     parts: dict[str, Part] = {}
@@ -246,7 +245,7 @@ def _class_of_model_type(family: str, model_type: str) -> str | None:
 
 def _check(family: str, source: str, parts: Mapping[str, Part]) -> Architecture:
     """Return the architecture after a check that it has a trained part of the family."""
-    trained = FAMILIES[family].trained_part
+    trained = FAMILIES[family].trained_name
     expected = {known.trained.class_name for known in read_shipped(family)}
     if trained not in parts:
         raise PipelineError(

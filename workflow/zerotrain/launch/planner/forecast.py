@@ -54,7 +54,7 @@ def machine_memory(config: RunConfig, name: str, *, cpu: bool = False) -> dict[s
     of_all = predicted.device if cpu else predicted.host
     processes = launch.num_processes // launch.machines
     sizes = _parameters(config.family, str(made_base(config) or config.base))
-    trained = sizes[FAMILIES[config.family].trained_part]
+    trained = sizes[FAMILIES[config.family].trained_name]
     stages = {
         # The launcher is a separate process.
         "train_phase": of_all // launch.machines + (processes + 1) * LIBRARIES,

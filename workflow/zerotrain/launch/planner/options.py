@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from zerotrain.config.command_options import RUN_HELP, config_of
+from zerotrain.config.families import DEFAULT
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class PlanOptions:
         bool,
         typer.Option("--fit", help="Search micro batch, resolution or length, and checkpointing."),
     ] = False
-    family: Annotated[str, typer.Option(help="Without a config: the model's family.")] = "sdxl"
+    family: Annotated[str, typer.Option(help="Without a config: the model's family.")] = DEFAULT
     base: Annotated[
         str | None, typer.Option(help="Without a config: a hub id of config/models, or a folder.")
     ] = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerotrain.config.families import PRESETS
+from zerotrain.config.families import FAMILIES, PRESETS
 from zerotrain.launch.planner.architecture import Architecture
 from zerotrain.models.families.conditioning import IMAGE_EMBEDDER, read_pipeline
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from zerotrain.config.stage_settings import PlannedRun
 
 CLIP_TOKENS = 77
-TEXT_TOKENS = {"sd3": 256, "qwen_image": 512, "flux": 512}
-"""Default max_sequence_length; SD3's tokens come after CLIP's."""
 SEQUENCE_LENGTH = 2048
 TEXT_PATCH = 28
 """Pixels per side of one Qwen2.5-VL token: 2 x 2 patches of 14."""
@@ -102,19 +100,15 @@ def text_tokens(architecture: Architecture, shape: Shape) -> int:
     """Return the text tokens of a sample."""
     if shape.tokens is not None:
         return shape.tokens
-    family, parts = architecture.family, architecture.parts
-    clip = CLIP_TOKENS
-    if family in ("sdxl", "sd3") and "text_encoder" in parts:
-        clip = int(parts["text_encoder"].config["max_position_embeddings"])
-    if family == "sdxl":
-        return clip
-    if family in TEXT_TOKENS:
-        length = shape.max_sequence_length or TEXT_TOKENS[family]
-        return (clip if family == "sd3" else shape.image_text_tokens) + length
-    if family == "seq2seq_lm":
+    spec = FAMILIES[architecture.family]
+    if spec.modality == "text":
         longest = architecture.trained.config.get("max_position_embeddings", SEQUENCE_LENGTH)
-        return min(SEQUENCE_LENGTH, int(longest))
-    return SEQUENCE_LENGTH
+        return min(SEQUENCE_LENGTH, int(longest)) if spec.encoder_decoder else SEQUENCE_LENGTH
+    tokens = shape.image_text_tokens
+    if spec.clip_tokens:
+        clip = architecture.parts.get("text_encoder")
+        tokens += int(clip.config["max_position_embeddings"]) if clip else CLIP_TOKENS
+    return tokens + (shape.max_sequence_length or spec.prompt.default if spec.prompt else 0)
 
 
 def pixels_per_latent(architecture: Architecture) -> int:

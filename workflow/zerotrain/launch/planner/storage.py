@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerotrain.config.families import LANGUAGE_MODELS
+from zerotrain.config.families import FAMILIES
 from zerotrain.launch.planner.architecture import Architecture, Part
 from zerotrain.launch.planner.buckets import (
     flat_sizes,
@@ -195,10 +195,10 @@ def cached_bytes(
         dtype: The cache's type: fp32, bf16 or fp16.
         flips: Whether each image's mirror image is also encoded (data.random_flip).
     """
-    if architecture.family in LANGUAGE_MODELS:
+    if FAMILIES[architecture.family].modality == "text":
         return 0, 0
     config = architecture.trained.config
-    if architecture.family == "sdxl":
+    if "cross_attention_dim" in config:  # a U-Net
         width = config["cross_attention_dim"]
         sizes = SIZE_NUMBERS * config["addition_time_embed_dim"]
         pooled = config["projection_class_embeddings_input_dim"] - sizes
@@ -223,10 +223,7 @@ def conditioning_bytes(architecture: Architecture, shape: Shape, dtype: str) -> 
 def _latent_numel(architecture: Architecture, shape: Shape) -> int:
     """Return the elements of the latents of one image."""
     config = architecture.trained.config
-    # A transformer with patches of 2 x 2 has four times the channels of its latents.
-    channels = config["in_channels"] // (4 if architecture.family in ("qwen_image", "flux") else 1)
-    if architecture.family == "flux" and config.get("out_channels"):
-        channels = config["out_channels"] // 4  # a masked image only adds to in_channels
+    channels = FAMILIES[architecture.family].latent_channels(config)
     return int(channels * (shape.resolution // pixels_per_latent(architecture)) ** 2)
 
 

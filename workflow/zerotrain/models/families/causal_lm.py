@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from zerotrain.config.families import FAMILIES
 from zerotrain.models.families.language import LanguageFamily, answer_loss, attention
 from zerotrain.models.families.tokens import (
     REASONING,
@@ -35,8 +36,6 @@ class CausalObjective:
 class CausalLm(LanguageFamily):
     """The family of causal language models."""
 
-    name = "causal_lm"
-
     def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> CausalObjective:
         """Build the cross entropy of the answers."""
         return CausalObjective()
@@ -60,4 +59,4 @@ class CausalLm(LanguageFamily):
         return generated[:, prompt_length:]
 
 
-FAMILY = CausalLm()
+FAMILY = CausalLm(FAMILIES["causal_lm"])

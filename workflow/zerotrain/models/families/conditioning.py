@@ -7,76 +7,28 @@ QwenImageUnit_EditImageEmbedder and FluxImageUnit_Kontext.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerotrain.config.families import FAMILIES
+from zerotrain.config.families.spec import Conditioning
 from zerotrain.errors import PipelineError
-from zerotrain.models.families.layouts import LAYOUTS
 from zerotrain.models.pretrained import read_config
 
 if TYPE_CHECKING:
     from zerotrain.config.data import DataConfig
 
 
-@dataclass(frozen=True)
-class Conditioning:
-    """A base model's use of the conditioning images of a sample.
-
-    Attributes:
-        least: Minimum of images per sample; 0 if the base trains without them, too.
-        most: Maximum of images per sample, equal to `least`; None for any number.
-        in_prompt: Whether the embeddings of a caption depend on them, too.
-        in_latents: Whether the denoiser reads them as latents.
-    """
-
-    least: int
-    most: int | None
-    in_prompt: bool = False
-    in_latents: bool = True
-
-    def describe(self) -> str:
-        """Return the number of images that it takes in words, as a minimum or exactly."""
-        if self.most is None:
-            return f"at least {name_count(self.least)}"
-        return name_count(self.most)
-
-
-IMAGE_EMBEDDER, IMAGE_ENCODER = LAYOUTS["flux"].extra_parts
-REDUX = "FluxPriorReduxPipeline"
+IMAGE_EMBEDDER, IMAGE_ENCODER = FAMILIES["flux"].extra_parts
+REDUX = FAMILIES["flux"].extra_pipeline
 """FLUX.1 Redux: a FluxPipeline whose folder has the parts of this pipeline as well."""
-CONDITIONING: dict[str, dict[str, Conditioning]] = {
-    "qwen_image": {
-        "QwenImagePipeline": Conditioning(0, None),
-        "QwenImageEditPipeline": Conditioning(1, 1, in_prompt=True),
-        "QwenImageEditPlusPipeline": Conditioning(1, None, in_prompt=True),
-    },
-    "flux": {
-        "FluxPipeline": Conditioning(0, None),
-        "FluxKontextPipeline": Conditioning(0, None),
-        "FluxFillPipeline": Conditioning(2, 2),
-        REDUX: Conditioning(
-            1,
-            1,
-            in_prompt=True,
-            in_latents=False,
-        ),
-    },
-}
-"""By family and by the pipeline's class. FluxFillPipeline takes the image and the mask of the area
-to fill."""
-CONDITIONED_PRESETS = {
-    "qwen_image": "QwenImageEditPlusPipeline",
-    "flux": "FluxKontextPipeline",
-}
-"""The pipeline of a family's small models if samples have conditioning images."""
 HINT = "set data.conditioning_images or data.conditioning_columns (docs/conditioning.md)"
 
 
 def read_pipeline(base: Path) -> str | None:
     """Return the pipeline's class that a folder's model_index.json names; None without one.
 
-    A FluxPipeline with the parts of FLUX.1 Redux is a FluxPriorReduxPipeline here.
+    A pipeline with a family's extra parts is its extra pipeline here.
 
     Raises:
         OSError: the folder has no model_index.json.
@@ -84,8 +36,10 @@ def read_pipeline(base: Path) -> str | None:
     """
     index = read_config(base / "model_index.json")
     found = index.get("_class_name") if isinstance(index, dict) else None
-    if found == "FluxPipeline" and (base / IMAGE_EMBEDDER).is_dir():
-        return REDUX
+    for spec in FAMILIES.values():
+        first = next(iter(spec.extra_parts), None)
+        if first and found == spec.pipeline and (base / first).is_dir():
+            return spec.extra_pipeline
     return found if isinstance(found, str) else None
 
 
@@ -96,7 +50,7 @@ def read_conditioning(family: str, base: Path) -> Conditioning | None:
         OSError: the folder has no model_index.json.
         ValueError: it is not JSON.
     """
-    return CONDITIONING.get(family, {}).get(read_pipeline(base) or "")
+    return FAMILIES[family].conditioning.get(read_pipeline(base) or "")
 
 
 def check_conditioning(found: Conditioning | None, count: int, base: str) -> None:
@@ -161,7 +115,8 @@ def check_sampling(folder: Path, count: int, key: str) -> None:
         PipelineError: it has no input for them, or takes another number.
     """
     named = read_pipeline(folder) if (folder / "model_index.json").is_file() else None
-    found = {name: one for of in CONDITIONING.values() for name, one in of.items()}.get(named or "")
+    known = {name: one for spec in FAMILIES.values() for name, one in spec.conditioning.items()}
+    found = known.get(named or "")
     if found is None and count:
         raise PipelineError(
             f"{key}: {folder} has no input for conditioning images" + (f" ({named})" * bool(named)),
@@ -174,8 +129,3 @@ def check_sampling(folder: Path, count: int, key: str) -> None:
         f"{count or 'none'} {'is' if count < 2 else 'are'} given",
         hint=f"give each prompt {found.describe()}",
     )
-
-
-def name_count(count: int) -> str:
-    """Return a number of conditioning images in words."""
-    return f"{count} conditioning image{'' if count == 1 else 's'}"

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import shutil
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,13 +14,10 @@ import diffusers
 import torch
 
 from zerotrain.artifact.documents import read_bytes
+from zerotrain.config.families.spec import Conditioning
 from zerotrain.errors import PipelineError
 from zerotrain.machine.regular_file import write_bytes
-from zerotrain.models.families.conditioning import (
-    CONDITIONED_PRESETS,
-    Conditioning,
-    read_conditioning,
-)
+from zerotrain.models.families.conditioning import read_pipeline
 from zerotrain.models.families.identity import CHANNELS, identity_autoencoder
 from zerotrain.models.families.model_family import CONFIG, ModelFamily
 from zerotrain.models.families.pipeline_sampling import PipelineSampling
@@ -42,8 +39,6 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
     weights_name = "diffusion_pytorch_model"
     image_parts: tuple[str, ...] = ("vae",)
     """Parts that latents depend on."""
-    text_parts: tuple[str, ...]
-    """Parts that text embeddings depend on."""
 
     @abstractmethod
     def load_encoders(
@@ -101,7 +96,7 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
             seed,
             out,
             preset=preset,
-            pipeline=CONDITIONED_PRESETS[self.name] if conditioned else None,
+            pipeline=self.spec.conditioned_preset if conditioned else None,
             identity=identity,
             longest=longest,
             store=store,
@@ -109,12 +104,7 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
 
     def conditioning(self, base: Path) -> Conditioning | None:
         """Return how a base uses conditioning images; None if it takes none."""
-        return read_conditioning(self.name, base)
-
-    def latent_channels(self, config: Mapping[str, Any]) -> int:
-        """Return the channels of the latents that a denoiser with this config.json takes."""
-        found: int = config["in_channels"]
-        return found
+        return self.spec.conditioning.get(read_pipeline(base) or "")
 
     def replace_autoencoder(self, base: Path) -> None:
         """Replace the base's autoencoder with the identity.
@@ -123,7 +113,7 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
             PipelineError: the denoiser takes latents with another number of channels.
         """
         path = base / self.trained_part / CONFIG
-        channels = self.latent_channels(read_config(path))
+        channels = self.spec.latent_channels(read_config(path))
         if channels != CHANNELS:
             raise PipelineError(
                 f"vae: identity makes pixels of {CHANNELS} channels the latents, and the "
@@ -131,7 +121,7 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
                 hint="remove `vae`, or choose a base that was made for pixels: `nano` is",
             )
         shutil.rmtree(base / "vae")
-        identity_autoencoder(self.classes["vae"]).save_pretrained(base / "vae")
+        identity_autoencoder(self.spec.classes["vae"]).save_pretrained(base / "vae")
 
     def load_model(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Load the denoiser on CPU, in float32 if no type is given."""
@@ -158,4 +148,4 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
         return {}
 
     def _class(self) -> Any:
-        return getattr(diffusers, self.classes[self.trained_part])
+        return getattr(diffusers, self.spec.classes[self.trained_part])

@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from zerotrain.models.families.conditioning import CONDITIONING, read_pipeline
+from zerotrain.config.families import FAMILIES
+from zerotrain.models.families.conditioning import read_pipeline
 from zerotrain.models.families.flow_matching import read_flow_scheduler
 from zerotrain.models.families.flux_conditioning import FILL_PIPELINE, encode_conditioning
 from zerotrain.models.families.flux_inputs import (
     add_conditioning,
     image_places,
-    latent_channels,
     takes_control,
     takes_fill,
 )
 from zerotrain.models.families.flux_redux import ReduxEncoders, load_redux
-from zerotrain.models.families.layouts import LAYOUTS
 from zerotrain.models.families.patches import (
     PackedFamily,
     PackedObjective,
@@ -123,19 +122,7 @@ class FluxObjective(PackedObjective):
 class Flux(PackedFamily):
     """The family of Flux."""
 
-    name = "flux"
-    text_parts = (
-        *("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
-        *LAYOUTS[name].extra_parts,
-    )
-    pipeline = "FluxPipeline"
-    prompt_tokenizer, longest_prompt = "tokenizer_2", 512
-    pipelines = tuple(CONDITIONING[name])
     always_conditioned = True
-
-    def latent_channels(self, config: Mapping[str, Any]) -> int:
-        """Return the channels of the transformer's output; its input may have more."""
-        return latent_channels(config)
 
     def load_encoders(
         self,
@@ -176,7 +163,7 @@ class Flux(PackedFamily):
 
     def pipeline_name(self, folder: Path) -> str:
         """Return the one pipeline for all kinds of Flux; see flux_pipeline."""
-        return self.pipeline
+        return self.spec.pipeline
 
     def load_pipeline(self, folder: Path, device: str, **parts: Any) -> ConditionedFluxPipeline:
         """Load the pipeline of a folder of any kind of Flux; see DiffusionFamily."""
@@ -223,4 +210,4 @@ class Flux(PackedFamily):
         return {"conditioning": tensors}
 
 
-FAMILY = Flux()
+FAMILY = Flux(FAMILIES["flux"])

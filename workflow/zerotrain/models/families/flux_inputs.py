@@ -7,29 +7,21 @@ from typing import Any
 
 import torch
 
+from zerotrain.config.families import FAMILIES
 from zerotrain.models.families.flux_conditioning import FILL, LATENTS
 from zerotrain.models.families.patches import pack
-
-
-def latent_channels(config: Mapping[str, Any]) -> int:
-    """Return the latent channels of the output of a transformer with this config.json.
-
-    The input of FLUX.1 Fill has more.
-    """
-    found: int = (config.get("out_channels") or config["in_channels"]) // 4
-    return found
 
 
 def takes_fill(config: Mapping[str, Any]) -> bool:
     """Return whether a transformer takes a masked image and its mask next to noisy latents."""
     taken: int = config["in_channels"]
-    return 4 * latent_channels(config) < taken and not takes_control(config)
+    return 4 * FAMILIES["flux"].latent_channels(config) < taken and not takes_control(config)
 
 
 def takes_control(config: Mapping[str, Any]) -> bool:
     """Return whether a transformer takes a masked image, a mask and a control image, as FLEX.2."""
     taken: int = config["in_channels"]
-    return taken == 4 * (3 * latent_channels(config) + 1)
+    return taken == 4 * (3 * FAMILIES["flux"].latent_channels(config) + 1)
 
 
 def add_conditioning(

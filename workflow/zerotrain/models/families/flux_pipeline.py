@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from zerotrain.config.families import FAMILIES
 from zerotrain.models.families.conditioned_sampling import extended_input
-from zerotrain.models.families.flux_inputs import add_conditioning, latent_channels, takes_control
+from zerotrain.models.families.flux_inputs import add_conditioning, takes_control
 from zerotrain.models.families.flux_redux import Redux
 from zerotrain.models.families.pipelines import pipeline_class
 
@@ -55,7 +56,7 @@ class ConditionedFluxPipeline(FluxPipeline):  # type: ignore[misc]
         self, batch_size: int, num_channels_latents: int, *values: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw noise with the channels of the transformer's output: its input may have more."""
-        channels = latent_channels(self.transformer.config)
+        channels = FAMILIES["flux"].latent_channels(self.transformer.config)
         found: tuple[torch.Tensor, torch.Tensor] = super().prepare_latents(
             batch_size, channels, *values
         )

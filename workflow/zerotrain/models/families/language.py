@@ -35,8 +35,6 @@ class LanguageFamily(ModelFamily):
 
     modality: Literal["text"] = "text"
     """What it generates."""
-    parts = (ROOT,)
-    trained_part = ROOT
     weights_name = "model"
 
     @abstractmethod
@@ -169,7 +167,7 @@ class LanguageFamily(ModelFamily):
         write_model(model, model.state_dict().__getitem__, dtype, folder, self.weights_name)
 
     def _auto(self) -> Any:
-        return getattr(transformers, self.classes[ROOT])
+        return getattr(transformers, self.spec.classes[ROOT])
 
 
 def answer_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

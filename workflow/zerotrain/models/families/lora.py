@@ -189,7 +189,7 @@ def save_adapter(
     file, prefix = adapter_file(part)
     known, header = {}, dict(metadata or {})
     if part == ROOT:
-        task = TASKS[family.classes[ROOT]]
+        task = TASKS[family.spec.classes[ROOT]]
         own = LoraConfig(
             **settings, lora_dropout=adapter["dropout"], task_type=task, inference_mode=True
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from zerotrain.config.families import LOSS
+from zerotrain.config.families.spec import LOSS
 
 if TYPE_CHECKING:
     from zerotrain.models.families import Batch

@@ -5,11 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from zerotrain.config.families import FamilySpec
 from zerotrain.models.families import adapters
-from zerotrain.models.families.layouts import LAYOUTS
 from zerotrain.models.families.model_tensors import ModelTensors, tensor_sources, write_model
 
 if TYPE_CHECKING:
@@ -21,27 +20,19 @@ CONFIG = "config.json"
 
 
 class ModelFamily(ABC):
-    """A kind of model; its parts come from LAYOUTS, if it has a layout there."""
+    """A kind of model.
 
-    name: str
-    parts: tuple[str, ...]
-    """Sub-folders of the base model in diffusers' layout; only ROOT in transformers'."""
-    optional_parts: tuple[str, ...] = ()
-    """Those of `parts` that a base may lack, all of them together."""
-    extra_parts: Mapping[str, str] = MappingProxyType({})
-    """Further sub-folders of some bases, and their classes; see BaseLayout."""
-    classes: Mapping[str, str]
-    """The class that model_index.json must name, for each part with weights."""
-    trained_part: str
-    """The part that training changes."""
+    Args:
+        spec: What is asked of it without torch.
+    """
+
     weights_name: str
     """Name of the trained part's weight files, without number and suffix."""
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if (layout := LAYOUTS.get(vars(cls).get("name", ""))) is not None:
-            for name in ("parts", "optional_parts", "extra_parts", "classes", "trained_part"):
-                setattr(cls, name, getattr(layout, name))
+    def __init__(self, spec: FamilySpec) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.trained_part = spec.trained_part
 
     @abstractmethod
     def load_model(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:

@@ -23,19 +23,15 @@ Grid = tuple[int, int, int]
 class JointTransformerFamily(DiffusionFamily):
     """A family whose transformer attends to the tokens of image and text together."""
 
-    prompt_tokenizer: str
-    """The tokenizer that max_sequence_length applies to."""
-    longest_prompt: int
-    """Maximum of prompt tokens that the pipeline takes."""
-
     def prompt_length(self, pipeline: Any, max_sequence_length: int | None) -> int:
         """Return the length that a prompt is cut or padded to; see pipelines.prompt_length."""
-        tokenizer = getattr(pipeline, self.prompt_tokenizer)
-        return prompt_length(pipeline, tokenizer, max_sequence_length, self.longest_prompt)
+        assert self.spec.prompt is not None
+        tokenizer = getattr(pipeline, self.spec.prompt.tokenizer)
+        return prompt_length(pipeline, tokenizer, max_sequence_length, self.spec.prompt.most)
 
     def read_tokens(self, pipeline: Any, tokenizer: str, max_sequence_length: int | None) -> int:
         """Return the length of prompts; an encoder with another tokenizer has a fixed one."""
-        if tokenizer != self.prompt_tokenizer:
+        if self.spec.prompt is None or tokenizer != self.spec.prompt.tokenizer:
             return super().read_tokens(pipeline, tokenizer, max_sequence_length)
         return self.prompt_length(pipeline, max_sequence_length)
 
@@ -51,10 +47,6 @@ class JointTransformerFamily(DiffusionFamily):
 
 class PackedFamily(JointTransformerFamily):
     """A family whose transformer takes 2 x 2 patches as channels."""
-
-    def latent_channels(self, config: Mapping[str, Any]) -> int:
-        """Return a quarter of the transformer's channels: a patch has four times as many."""
-        return super().latent_channels(config) // 4
 
     def unpacked(self, latents: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         """Unpack patches [B, h/2 * w/2, 4C] to latents [B, C, h, w]; `shape` is C, h and w."""

@@ -12,6 +12,7 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.utils import logging as diffusers_logging
 
+from zerotrain.config.families import FamilySpec
 from zerotrain.errors import PipelineError
 from zerotrain.machine.progress_bar import progress
 from zerotrain.models.families.conditioned_sampling import ConditionedSampling, conditioning_pixels
@@ -34,13 +35,8 @@ if TYPE_CHECKING:
 class PipelineSampling(ConditionedSampling):
     """The part of a diffusion family that samples images."""
 
-    parts: tuple[str, ...]
-    classes: Mapping[str, str]
+    spec: FamilySpec
     trained_part: str
-    pipeline: str
-    """Name of the pipeline's class in diffusers."""
-    pipelines: tuple[str, ...] = ()
-    """Further classes of pipelines that a folder's model_index.json may name."""
     always_conditioned = False
     """Whether one pipeline samples with and without conditioning images."""
     samplers: Mapping[str, str] = {}
@@ -55,10 +51,6 @@ class PipelineSampling(ConditionedSampling):
         """
         scale = config.guidance_scale
         return {} if scale is None else {"guidance_scale": scale}
-
-    def loading_arguments(self) -> dict[str, Any]:
-        """Return the arguments that the pipeline is loaded with."""
-        return {}
 
     def sample(
         self,
@@ -89,15 +81,15 @@ class PipelineSampling(ConditionedSampling):
     def pipeline_name(self, folder: Path) -> str:
         """Return the class that a folder's model_index.json names, if it is one of the family's."""
         index = read_config(folder / "model_index.json")
-        named = index.get("_class_name")
-        return named if named in self.pipelines else self.pipeline
+        named = str(index.get("_class_name"))
+        return named if named in self.spec.conditioning else self.spec.pipeline
 
     def load_pipeline(self, folder: Path, device: str, **parts: Any) -> Any:
         """Load the pipeline of a folder, with its adapter, in the type for sampling.
 
         It is in host memory; see placement.place_pipeline.
         """
-        arguments = {**self.loading_arguments(), **parts}
+        arguments = {**self.spec.loading, **parts}
         name = self.pipeline_name(folder)
         return load_pipeline(name, folder, sampling_dtype(device), **arguments)
 
@@ -208,8 +200,8 @@ class PipelineSampling(ConditionedSampling):
             captions: Captions.
             max_sequence_length: Tokens of a prompt; None for the family's default.
         """
-        absent = {name for name in self.parts if not name.startswith("tokenizer")}
-        arguments = {**self.loading_arguments(), **dict.fromkeys(absent)}
+        absent = {name for name in self.spec.parts if not name.startswith("tokenizer")}
+        arguments = {**self.spec.loading, **dict.fromkeys(absent)}
         pipeline = load_pipeline(self.pipeline_name(base), base, torch.float32, **arguments)
         return self.token_limits(pipeline, captions, max_sequence_length)
 
@@ -254,8 +246,8 @@ class PipelineSampling(ConditionedSampling):
             config: Names the sampler.
             conditioned: Whether it takes conditioning images.
         """
-        absent = {name for name in self.parts if name not in ("scheduler", self.trained_part)}
-        arguments = {**self.loading_arguments(), **dict.fromkeys(absent)}
+        absent = {name for name in self.spec.parts if name not in ("scheduler", self.trained_part)}
+        arguments = {**self.spec.loading, **dict.fromkeys(absent)}
         name, own = self.pipeline_name(base), {self.trained_part: model}
         pipeline = load_pipeline(name, base, torch.float32, **arguments, **own)
         if conditioned or self.always_conditioned:
@@ -310,7 +302,7 @@ class PipelineSampling(ConditionedSampling):
         """Decode latents [B, C, h, w] to images with the base's autoencoder in float32."""
         diffusers_logging.disable_progress_bar()
         vae = from_pretrained(
-            getattr(diffusers, self.classes["vae"]),
+            getattr(diffusers, self.spec.classes["vae"]),
             base,
             subfolder="vae",
             dtype=torch.float32,

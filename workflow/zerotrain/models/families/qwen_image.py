@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from zerotrain.config.families import FAMILIES
 from zerotrain.models.families.flow_matching import read_flow_scheduler
 from zerotrain.models.families.patches import (
     PackedFamily,
@@ -27,10 +28,6 @@ from zerotrain.models.families.patches import (
 )
 from zerotrain.models.families.pipelines import PipelineEncoders, prompt_length
 from zerotrain.models.families.qwen_image_encoding import (
-    EDIT,
-    EDIT_PLUS,
-    PLAIN,
-    PROCESSOR,
     add_token_types,
     count_text_tokens,
     encode_latents,
@@ -143,12 +140,6 @@ class QwenObjective(PackedObjective):
 
 class QwenImage(PackedFamily):
     """The family of Qwen-Image."""
-
-    name = "qwen_image"
-    text_parts = ("text_encoder", "tokenizer", PROCESSOR)
-    pipeline = PLAIN
-    prompt_tokenizer, longest_prompt = "tokenizer", 1024
-    pipelines = (EDIT, EDIT_PLUS)
 
     def empty_model(self, base: Path) -> torch.nn.Module:
         """Build the transformer of config.json on the meta device.
@@ -277,4 +268,4 @@ class QwenImage(PackedFamily):
         return decoded[:, :, 0]
 
 
-FAMILY = QwenImage()
+FAMILY = QwenImage(FAMILIES["qwen_image"])

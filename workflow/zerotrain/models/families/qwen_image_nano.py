@@ -20,7 +20,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from zerotrain.artifact import write_json
 from zerotrain.artifact.documents import parse_json
-from zerotrain.models.families.layouts import MODEL_INDEX
+from zerotrain.models.base import MODEL_INDEX
 from zerotrain.models.families.nano import TEXT_WIDTH, VOCABULARY
 from zerotrain.models.families.pipelines import pipeline_class
 from zerotrain.models.families.qwen_image_encoding import EDIT, EDIT_PLUS, PLAIN, PROCESSOR

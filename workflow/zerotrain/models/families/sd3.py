@@ -107,18 +107,6 @@ class Sd3Objective(FlowMatchingObjective):
 class Sd3(JointTransformerFamily):
     """The family of Stable Diffusion 3."""
 
-    name = "sd3"
-    text_parts = (
-        "text_encoder",
-        "text_encoder_2",
-        "text_encoder_3",
-        "tokenizer",
-        "tokenizer_2",
-        "tokenizer_3",
-    )
-    pipeline = "StableDiffusion3Pipeline"
-    prompt_tokenizer, longest_prompt = "tokenizer_3", 512
-
     def load_encoders(
         self,
         base: Path,
@@ -134,4 +122,4 @@ class Sd3(JointTransformerFamily):
         return Sd3Objective(base, settings)
 
 
-FAMILY = Sd3()
+FAMILY = Sd3(FAMILIES["sd3"])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from zerotrain.config.families import FAMILIES
 from zerotrain.models.families.chunks import count_chunks, encode_chunks
 from zerotrain.models.families.ddpm import DenoisingObjective, read_noise_schedule
 from zerotrain.models.families.diffusion import DiffusionFamily
@@ -109,10 +110,6 @@ class SdxlObjective(DenoisingObjective):
 class Sdxl(DiffusionFamily):
     """The family of Stable Diffusion XL."""
 
-    name = "sdxl"
-    # model_index.json decides how the empty prompt is encoded.
-    text_parts = ("model_index.json", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
-    pipeline = "StableDiffusionXLPipeline"
     samplers: Mapping[str, str] = {"ddim": "DDIMScheduler", "euler": "EulerDiscreteScheduler"}
 
     def load_encoders(
@@ -183,9 +180,5 @@ class Sdxl(DiffusionFamily):
         longer = {**empty, "prompt_embeds": empty["prompt_embeds"].repeat(1, count, 1)}
         return super().embedded(embeds, longer)
 
-    def loading_arguments(self) -> dict[str, Any]:
-        """Return arguments that switch off the pipeline's invisible watermark."""
-        return {"add_watermarker": False}
 
-
-FAMILY = Sdxl()
+FAMILY = Sdxl(FAMILIES["sdxl"])

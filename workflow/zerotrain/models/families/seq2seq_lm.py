@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
+from zerotrain.config.families import FAMILIES
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.language import LanguageFamily, answer_loss, attention
 from zerotrain.models.families.tokens import IGNORED, seq2seq_prompt, seq2seq_tokens
@@ -46,8 +47,6 @@ class Seq2SeqObjective:
 class Seq2SeqLm(LanguageFamily):
     """The family of seq2seq language models."""
 
-    name = "seq2seq_lm"
-
     def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> Seq2SeqObjective:
         """Build the cross entropy of the answers.
 
@@ -77,4 +76,4 @@ class Seq2SeqLm(LanguageFamily):
         return generated
 
 
-FAMILY = Seq2SeqLm()
+FAMILY = Seq2SeqLm(FAMILIES["seq2seq_lm"])

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from zerotrain.artifact.documents import read_text
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.config.data import DataConfig
+from zerotrain.config.families import DEFAULT
 from zerotrain.config.problems import InvalidConfigError, Problem, collect_errors, join_problems
 from zerotrain.config.run import RunConfig
 from zerotrain.config.runs import read_runs
@@ -91,7 +92,7 @@ def _problems_of_values(raw: Mapping[str, Any]) -> list[PipelineError]:
     """List what is wrong with the base and the data of a file whose other values are invalid."""
     if found := check_paths(raw):
         return found
-    found = list(check_named_base(raw.get("family", "sdxl"), raw.get("base"), raw.get("revision")))
+    found = list(check_named_base(raw.get("family", DEFAULT), raw.get("base"), raw.get("revision")))
     try:
         return [*found, *check_source(DataConfig.model_validate(raw.get("data")))]
     except ValidationError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zerotrain.config.families import FAMILIES
 from zerotrain.config.problems import collect_errors
 from zerotrain.config.run import RunConfig
 from zerotrain.config.token_routes import TreadConfig, route_layers
@@ -17,9 +18,6 @@ from zerotrain.data.buckets import bucket_sizes
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.launch.planner.shape import pixels_per_latent
-
-PACKED = {"flux": 2, "qwen_image": 2}
-"""Latents per patch side, for families whose config.json does not give it."""
 
 
 def check_resolutions(run: RunConfig, base: str) -> list[PipelineError]:
@@ -38,7 +36,7 @@ def check_resolutions(run: RunConfig, base: str) -> list[PipelineError]:
     if run.vae == "identity":
         pixels = 1
     config = dict(architecture.trained.config)
-    patch = PACKED.get(run.family) or config.get("patch_size")
+    patch = FAMILIES[run.family].patch or config.get("patch_size")
     unit = pixels * patch if isinstance(patch, int) else pixels  # a U-Net has no patches
     buckets = run.data.aspect_buckets
     if run.is_preset and "pos_embed_max_size" in config:  # built for the images of the first phase

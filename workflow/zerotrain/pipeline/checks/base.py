@@ -22,23 +22,19 @@ from zerotrain.config.suggestions import nearest
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import find_architecture, read_shipped
 from zerotrain.models.base import (
+    MODEL_INDEX,
     check_model_index,
     choose_files,
     in_part,
-    layout_of,
     read_model_type,
 )
 from zerotrain.models.composed_base import Selection, read_selections
-from zerotrain.models.families.layouts import MODEL_INDEX
 from zerotrain.models.hub import HUB_ID, check_no_revision, open_location
 from zerotrain.models.single_file_base import check_single_file, find_single_file
 from zerotrain.pipeline.checks.architecture import check_resolutions, check_token_routes
 
 TARGETS, EXCLUDED = "lora.target_modules", "base_model_exclude_modules"
 """Keys that name layers by the ends of their names."""
-LIMITED = "sd3"
-"""The family whose small models have positions for the images of the first phase alone. To look at
-them imports torch, for which a plan of other runs must not wait."""
 
 
 def check_base(run: RunConfig) -> list[PipelineError]:
@@ -47,7 +43,8 @@ def check_base(run: RunConfig) -> list[PipelineError]:
         problems = collect_errors(
             lambda: check_no_revision(run.base, run.revision), *_checks_of_preset_targets(run)
         )
-        if run.family == LIMITED and (run.evaluate.sizes or _resolutions(run) > 1):
+        # To look at small models imports torch, for which a plan of other runs must not wait.
+        if FAMILIES[run.family].sized_presets and (run.evaluate.sizes or _resolutions(run) > 1):
             problems += check_resolutions(run, run.base)
         return [*problems, *check_token_routes(run, run.base)]
     if _is_made(run):
@@ -154,11 +151,11 @@ def _check_folder(family: str, base: str) -> None:
     if family in LANGUAGE_MODELS:
         read_model_type(folder / "config.json", base)
     else:
-        check_model_index(folder / MODEL_INDEX, layout_of(family), base)
+        check_model_index(folder / MODEL_INDEX, FAMILIES[family], base)
 
 
 def _choose_files(family: str, base: str) -> dict[str, str]:
-    return choose_files(open_location(base, None).names, layout_of(family), base)
+    return choose_files(open_location(base, None).names, FAMILIES[family], base)
 
 
 def _check_hub_id(family: str, base: str) -> None:
@@ -228,7 +225,7 @@ def _parameter_names(family: str, base: str) -> tuple[str, ...]:
         return ()
     found: list[str] = []
     for name, file in _choose_files(family, base).items():
-        if in_part(name, layout_of(family).trained_part) and name.endswith(".safetensors"):
+        if in_part(name, FAMILIES[family].trained_part) and name.endswith(".safetensors"):
             try:
                 found += read_header(folder / file, follow_links=True).tensors
             except PipelineError:  # the stage that reads the file reports the damage

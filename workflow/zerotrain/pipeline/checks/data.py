@@ -15,6 +15,8 @@ from zerotrain.artifact import Artifact, read_manifest
 from zerotrain.artifact.layout import DataFolder
 from zerotrain.artifact.manifest import DATASET
 from zerotrain.config.data import DataConfig
+from zerotrain.config.families import FAMILIES
+from zerotrain.config.families.spec import Conditioning
 from zerotrain.config.problems import collect_errors
 from zerotrain.config.run import RunConfig
 from zerotrain.data.bad_samples import NO_CAPTION, Counted, count_bad
@@ -24,9 +26,6 @@ from zerotrain.data.files import DatasetFiles, forget_walks
 from zerotrain.data.source import Found
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.conditioning import (
-    CONDITIONED_PRESETS,
-    CONDITIONING,
-    Conditioning,
     check_conditioning,
     check_crops,
     read_conditioning,
@@ -160,8 +159,9 @@ def _hint(data: DataConfig, found: Counted) -> str:
 
 def check_conditioning_images(run: RunConfig) -> list[PipelineError]:
     """List what is wrong with the number and the crops of conditioning images per sample."""
+    spec = FAMILIES[run.family]
     if run.is_preset and run.data.is_conditioned:
-        found: Conditioning | None = CONDITIONING[run.family][CONDITIONED_PRESETS[run.family]]
+        found: Conditioning | None = spec.conditioning[spec.conditioned_preset]
     elif run.is_text or run.is_preset or (folder := find_base_folder(run)) is None:
         return []
     else:
