@@ -10,13 +10,13 @@ import yaml
 from PIL import Image
 from ruamel.yaml import YAML
 
-from zerotrain.config.edit import Split, split_phase
 from zerotrain.config.runs import KEY
 from zerotrain.importers.imported_config import ImportedConfig, Note
 from zerotrain.importers.write import config_text
 from zerotrain.pipeline.new_run import new
 from zerotrain.pipeline.options import NewOptions
 from zerotrain.pipeline.sweep import runs_text
+from zerotrain.pipeline.switch.split import Split, split_phase
 
 BREAKS = ["\n", "\r", "\x0b", "\x0c", "\x85", "\u2028", "\u2029"]
 INJECTED = "x{}seed: 666{}# "

@@ -35,18 +35,18 @@ def _reads(path: Path) -> Iterator[bool]:
 
 FOLDER, TABLES = "folder of images", "metadata.csv"
 READ_FOR = {
+    "artifact/whole_file.py": "configuration of a run",
     "builder/draft.py": "configuration of a run",
     "builder/writing.py": "configuration of a run",
-    "config/edit.py": "configuration of a run",
     "config/lines.py": "configuration of a run",
     "config/read.py": "configuration of a run",
-    "config/replace.py": "configuration of a run",
-    "config/update.py": "configuration of a run",
+    "config/text.py": "configuration of a run",
     "pipeline/checks/__init__.py": "configuration of a run",
     "pipeline/new_run.py": "configuration of a run",
     "pipeline/sweep.py": "configuration of several runs",
     "pipeline/switch/command.py": "configuration of a run",
     "pipeline/switch/edit.py": "configuration of a run",
+    "pipeline/switch/split.py": "configuration of a run",
     "pipeline/switch/plan.py": "configuration of a run",
     "launch/preset.py": "launch preset",
     "importers/files.py": "accelerate's YAML",

@@ -10,7 +10,6 @@ import pytest
 from zerotrain.builder.importing import (
     LONGEST_COMMAND,
     MOST_BYTES,
-    Answers,
     Imported,
     ImportRefusedError,
     import_drop,
@@ -18,17 +17,17 @@ from zerotrain.builder.importing import (
 from zerotrain.errors import PipelineError
 from zerotrain.importers.reading import ImportOptions, import_file
 from zerotrain.importers.write import config_text
+from zerotrain.machine.detect import choose_precision
 
 REFERENCES = Path(__file__).parents[1] / "importing" / "references"
-BF16 = Answers(precision="bf16")
+CHOSEN = ImportOptions(choose=choose_precision)
+BF16 = ImportOptions(precision="bf16")
 
 
-def drop(*names: str, pasted: str = "", answers: Answers | None = None) -> Imported:
+def drop(*names: str, pasted: str = "", options: ImportOptions | None = None) -> Imported:
     """Import reference files by their names."""
     files = [REFERENCES / name for name in names]
-    return import_drop(
-        {file.name: file.read_bytes() for file in files}, pasted, answers or Answers()
-    )
+    return import_drop({file.name: file.read_bytes() for file in files}, pasted, options or CHOSEN)
 
 
 def refusal(files: dict[str, bytes], pasted: str = "") -> PipelineError:
@@ -39,7 +38,7 @@ def refusal(files: dict[str, bytes], pasted: str = "") -> PipelineError:
 
 def test_dropped_file_becomes_what_launch_import_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's text is that of `zerotrain launch import`, key by key."""
-    found = drop("openmind/example_zero2.json", answers=BF16)
+    found = drop("openmind/example_zero2.json", options=BF16)
     monkeypatch.chdir(REFERENCES / "openmind")
     by_command = import_file(Path("example_zero2.json"), ImportOptions(precision="bf16"))
     assert found.text == config_text(by_command)
@@ -88,7 +87,7 @@ def test_files_dropped_together_find_one_another() -> None:
 )
 def test_form_of_pasted_text_is_recognised(pasted: str, source: str) -> None:
     """JSON, YAML, TOML and a command line need no name to be read as what they are."""
-    assert import_drop({}, pasted, Answers()).source.startswith(source)
+    assert import_drop({}, pasted, CHOSEN).source.startswith(source)
 
 
 def test_all_problems_are_listed_and_can_be_left_out() -> None:
@@ -100,7 +99,8 @@ def test_all_problems_are_listed_and_can_be_left_out() -> None:
     assert [what.partition(" key ")[2] for what, _ in error.problems] == [
         "first_unknown", "second_unknown",
     ]  # fmt: skip
-    found = import_drop({}, pasted, Answers(skip=("--first_unknown", "second_unknown")))
+    skip = frozenset({"first_unknown", "second_unknown"})
+    found = import_drop({}, pasted, ImportOptions(choose=choose_precision, skip=skip))
     assert len(found.rows["skipped by you"]) == 2
 
 

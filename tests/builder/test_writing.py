@@ -42,7 +42,7 @@ def test_nothing_is_written_before_the_confirmation(project: Path) -> None:
     """A proposal of a new file is its lines; the file is there once it is confirmed, without a
     backup."""
     proposal = propose("digits", TEXT)
-    assert [line.text for line in proposal.diff() if line.kind == "added"] == [
+    assert [line for line in proposal.diff() if line[:1] == "+"] == [
         f"+{line}" for line in TEXT.splitlines()
     ]
     assert files(project) == set()
@@ -53,7 +53,7 @@ def test_nothing_is_written_before_the_confirmation(project: Path) -> None:
 def test_existing_file_keeps_its_comments_and_a_backup(project: Path) -> None:
     """Only the changed value differs; each confirmation keeps the bytes that it replaced."""
     write()
-    shown = [line.text for line in propose("config/digits.yaml", OTHER).diff()]
+    shown = propose("config/digits.yaml", OTHER).diff()
     assert [line for line in shown if line[:1] in "+-"] == [
         "-  - {name: plain,   until: 300, launch: torch}",
         "+  - {name: plain,   until: 400, launch: torch}",

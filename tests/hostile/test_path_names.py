@@ -10,8 +10,8 @@ import yaml
 from tests.builders.refusals import refusal
 
 from zerotrain.builder.draft import read_draft
+from zerotrain.config.text import with_value
 from zerotrain.pipeline.checks import read_checked_runs
-from zerotrain.pipeline.sweep import put
 
 RUN: dict[str, Any] = {
     "run": "a", "base": "nano", "data": {"images": "photos"},
@@ -44,10 +44,10 @@ def test_a_path_that_cannot_be_looked_for(
     for key in KEYS:
         values = yaml.safe_load(yaml.safe_dump(RUN))
         if key.startswith("phases"):
-            put(values, "phases.0.launch", {"preset": "zero3_nvme"})
-        put(values, key, text)
+            values = with_value(values, ("phases", 0, "launch"), {"preset": "zero3_nvme"})
+        values = with_value(values, [int(k) if k.isdigit() else k for k in key.split(".")], text)
         if invalid:
-            put(values, "train.learning_rate", "fast")
+            values = with_value(values, ("train", "learning_rate"), "fast")
         file.write_text(yaml.safe_dump(values), encoding="utf-8")
         found = refusal(read_checked_runs, file)
         assert why in found, key

@@ -332,7 +332,7 @@ def test_an_sdxl_has_simpletuners_autoencoder(place: Path) -> None:
 
 def test_the_parts_are_those_of_the_families() -> None:
     for name, parts in OTHER_PARTS.items():
-        assert {*parts, "vae"} == load_family(name).classes.keys()
+        assert {*parts, "vae"} == load_family(name).spec.classes.keys()
 
 
 def test_every_key_says_what_becomes_of_it() -> None:

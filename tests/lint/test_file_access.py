@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.lint.file_access import FUNCTIONS, READ, WRITE, Allowed, check, find_calls
+from tests.lint.file_access import FUNCTIONS, READ, WRITE, YAML, Allowed, check, find_calls
 
 PLANTED = {
     "import json\njson.loads(path)": ("json.loads", READ),
@@ -14,6 +14,8 @@ PLANTED = {
     "yaml.safe_load(text)": ("yaml.safe_load", READ),
     "yaml.parse(text)": ("yaml.parse", READ),
     "YAML(typ='safe').load(text)": ("YAML", READ),
+    "yaml.safe_dump(values, width=80)": ("yaml.safe_dump", YAML),
+    "yaml.dump(values, Dumper=yaml.CSafeDumper)": ("yaml.dump", YAML),
     "tomllib.loads(text)": ("tomllib.loads", READ),
     "adapter().validate_json(text)": ("validate_json", READ),
     "path.read_text()": ("read_text", READ),

@@ -229,9 +229,9 @@ def test_an_edit_of_what_is_cut_is_planned_again(snakemake) -> None:
 
 def test_an_edit_that_is_saved_at_the_moment_of_writing_is_kept(snakemake, monkeypatch) -> None:
     """Between the last look at the file and its replacement."""
-    from zerotrain.config import replace
+    from zerotrain.artifact import whole_file
 
-    exchange, saves = replace._exchange, iter([f"# one\n{CONFIG}", f"# one\n# two\n{CONFIG}"])
+    exchange, saves = whole_file._swap, iter([f"# one\n{CONFIG}", f"# one\n# two\n{CONFIG}"])
 
     def exchange_late(one: Path, other: Path) -> bool:
         if mine := next(saves, None):
@@ -239,7 +239,7 @@ def test_an_edit_that_is_saved_at_the_moment_of_writing_is_kept(snakemake, monke
             FILE.with_suffix(".swp").replace(FILE)
         return exchange(one, other)
 
-    monkeypatch.setattr(replace, "_exchange", exchange_late)
+    monkeypatch.setattr(whole_file, "_swap", exchange_late)
     former = set(contents())
     switch.switch(SwitchOptions("flowers", "zero2"))
     assert FILE.read_text(encoding="utf-8") == f"# one\n# two\n{SWITCHED}"
@@ -504,13 +504,13 @@ def test_a_configuration_that_cannot_be_written_stops_nothing(
 
 def test_an_undo_that_fails_says_what_is_there(snakemake, monkeypatch) -> None:
     """And the lines to write by hand."""
-    from zerotrain.config import replace
+    from zerotrain.artifact import whole_file
 
     def make(call: int) -> None:
         def refuse(*_: object) -> bool:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-        monkeypatch.setattr(replace, "_exchange", refuse)
+        monkeypatch.setattr(whole_file, "_swap", refuse)
         raise PipelineError("it failed", hint="none")
 
     snakemake(make=make)

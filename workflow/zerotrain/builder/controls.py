@@ -9,7 +9,6 @@ from functools import cache
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, WithJsonSchema
 
 from zerotrain.config import optimizers
@@ -18,6 +17,7 @@ from zerotrain.config.families import DEFAULT, FAMILIES
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
+from zerotrain.config.scalar import scalar
 from zerotrain.config.trained_part import LoraConfig
 from zerotrain.config.training import TrainConfig
 from zerotrain.launch.keys import DEEPSPEED, ZERO
@@ -244,7 +244,7 @@ def written(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, dict):
-        return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=MOST).strip()
+        return scalar(value)
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

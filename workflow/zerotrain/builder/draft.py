@@ -6,14 +6,14 @@ user began with, and what differs from it, so that an address holds a draft.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from zerotrain.artifact.documents import DocumentError, parse_yaml
@@ -24,14 +24,13 @@ from zerotrain.config.problems import InvalidConfigError, Problem
 from zerotrain.config.read import expand_phases, load_config, parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.section import Memory
+from zerotrain.config.text import ConfigText, Key, dump, with_value, without_key
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.gpus import find_gpu
 from zerotrain.launch.resolved import leaves
 from zerotrain.pipeline.checks import find_problems
 from zerotrain.pipeline.checks.paths import check_paths
 
-Place = tuple[str | int, ...]
-"""The place of a value in a configuration."""
 NEW: dict[str, Any] = {
     "run": "new",
     "family": DEFAULT,
@@ -45,8 +44,6 @@ NEW: dict[str, Any] = {
 NEW_TEXT: dict[str, Any] = {
     "data": {"source": "text", "path": "data/text.jsonl"}, "train": {"max_length": 512},
 }  # fmt: skip
-MOST_BYTES = 256 * 1024
-"""Size of a configuration file."""
 OTHER = "other/"
 """Before the name of a phase that is not shown, and of its control, in a form."""
 VALUES = ("train.optimizer_args", "train.lr_scheduler_args")
@@ -56,39 +53,22 @@ OF_PHASE = ("phase.", "train.", "launch.")
 
 
 @dataclass(frozen=True)
-class Change:
-    """A value that differs from what the user began with.
-
-    Attributes:
-        place: Its place in the file.
-        value: The value; None: the key is removed.
-    """
-
-    place: Place
-    value: Any
-
-
-@dataclass(frozen=True)
 class Draft:
     """A configuration as a form has it.
 
     Attributes:
         start: The file that it began with; None for nothing.
-        before: What that file says.
         raw: The configuration with the form's values.
         index: The phase that the form shows.
         given: The form's values that differ from the start's, by their controls.
-        changes: The same as places in the file.
         machine: The machine that is planned for: gpu, device_memory, host_memory.
         others: Values of the other phases, by OTHER, the phase's name and the control.
     """
 
     start: Path | None
-    before: Mapping[str, Any]
     raw: dict[str, Any]
     index: int
     given: Mapping[str, str]
-    changes: tuple[Change, ...]
     machine: Mapping[str, str]
     others: Mapping[str, str]
 
@@ -133,8 +113,11 @@ class Draft:
 
     @cached_property
     def text(self) -> str:
-        """The configuration as YAML, without the comments of the file that it began with."""
-        return yaml.safe_dump(self.raw, sort_keys=False, allow_unicode=True, width=100)
+        """The configuration as YAML, with the comments of the file that it began with."""
+        with contextlib.suppress(PipelineError, OSError):
+            if self.start is not None:
+                return ConfigText.read(self.start).update(self.raw).text
+        return dump(self.raw)
 
     @cached_property
     def run(self) -> RunConfig | None:
@@ -183,10 +166,9 @@ def read_draft(form: Mapping[str, str]) -> Draft:
     index = names.index(form["phase"]) if form.get("phase") in names else 0
     shown = _shown(before, index)
     family = form.get("family") or str(before.get("family", DEFAULT))
-    raw = copy.deepcopy(dict(before))
+    raw = dict(before)
     controls = all_controls(family)
     given: dict[str, str] = {}
-    changes = []
     for name, control in controls.items():
         if name not in form or name.startswith("machine."):
             continue
@@ -194,7 +176,7 @@ def read_draft(form: Mapping[str, str]) -> Draft:
         if text == (old or control.default if control.kind == "choice" else old):
             continue
         given[name] = text
-        changes.append(_change(raw, control, text, index))
+        raw = _change(raw, control, text, index)
     others = {}
     for key, text in form.items():
         phase, _, name = key.removeprefix(OTHER).partition("/")
@@ -202,26 +184,26 @@ def read_draft(form: Mapping[str, str]) -> Draft:
             continue
         if name in controls and name.startswith(OF_PHASE):
             others[key] = text
-            changes.append(_change(raw, controls[name], text, names.index(phase)))
+            raw = _change(raw, controls[name], text, names.index(phase))
     if start is None and "family" in form:  # the model to begin with is the family's own
         given["family"] = form["family"]
     machine = {key: form.get(f"machine.{key}", "").strip() for key in MACHINE_KEYS}
-    _plan_auto_for(machine, raw)
+    raw = _plan_auto_for(machine, raw)
     check_launch_files(raw)
-    return Draft(start, before, raw, index, given, tuple(changes), machine, others)
+    return Draft(start, raw, index, given, machine, others)
 
 
 MACHINE_KEYS = ("gpu", "device_memory", "host_memory")
 
 
-def _change(raw: dict[str, Any], control: Control, text: str, index: int) -> Change:
-    """Write a control's text into the configuration."""
-    change = Change(place_of(control.name, raw, index), read_value(control, text))
-    _set(raw, change.place, change.value)
-    return change
+def _change(raw: dict[str, Any], control: Control, text: str, index: int) -> dict[str, Any]:
+    """Return the configuration with a control's text in it; an empty one removes the key."""
+    place, value = place_of(control.name, raw, index), read_value(control, text)
+    changed = without_key(raw, place) if value is None else with_value(raw, place, value)
+    return cast(dict[str, Any], changed)
 
 
-def _plan_auto_for(machine: Mapping[str, str], raw: dict[str, Any]) -> None:
+def _plan_auto_for(machine: Mapping[str, str], raw: dict[str, Any]) -> dict[str, Any]:
     """Give each phase whose launch is `auto` the memory of the machine that the form names.
 
     So render_launch chooses by it, wherever it runs. What is no size or no GPU is left out: the
@@ -234,16 +216,17 @@ def _plan_auto_for(machine: Mapping[str, str], raw: dict[str, Any]) -> None:
         try:
             TypeAdapter(Memory).validate_python(text)
         except ValidationError:
-            return
+            return raw
     try:
         phases = expand_phases(dict(raw))["phases"] if memory else []
     except (PipelineError, TypeError, AttributeError):  # a launch file that cannot be read
-        return
+        return raw
     for index, phase in enumerate(phases):
         if isinstance(launch := phase.get("launch"), dict) and launch.get("preset") == "auto":
             for key, text in memory.items():
                 # Not into the run's own section, which refuses it without a preset.
-                _set(raw, ("phases", index, "launch", key), text)
+                raw = with_value(raw, ("phases", index, "launch", key), text)
+    return raw
 
 
 @lru_cache(maxsize=16)
@@ -294,7 +277,7 @@ def _shown(raw: Mapping[str, Any], index: int) -> dict[str, str]:
     return found
 
 
-def place_of(name: str, raw: Mapping[str, Any], index: int) -> Place:
+def place_of(name: str, raw: Mapping[str, Any], index: int) -> Key:
     """Return where a control's value goes in a file.
 
     It replaces the phase's own value if there is one. Otherwise, the sections of the run have it
@@ -309,35 +292,11 @@ def place_of(name: str, raw: Mapping[str, Any], index: int) -> Place:
     launch = phase.get("launch")
     keys = tuple(key.split("."))
     if section == "launch" and key == "preset":
-        return ("phases", index, "launch", "preset")
+        return ("phases", index, "launch", *(("preset",) if isinstance(launch, dict) else ()))
     own = launch if section == "launch" else phase
     if (isinstance(own, dict) and keys[0] in own) or len(_phases(raw)) > 1:
         return ("phases", index, *(("launch",) if section == "launch" else ()), *keys)
     return (section, *keys)
-
-
-def _set(raw: dict[str, Any], place: Place, value: Any) -> None:
-    """Set or remove a value; a launch that names a preset alone becomes keys where it has more."""
-    inside: Any = raw
-    for step, part in enumerate(place[:-1]):
-        below = inside[part] if isinstance(part, int) else inside.get(part)
-        if part == "launch" and place[0] == "phases":
-            if place[step + 1 :] == ("preset",) and not isinstance(below, dict):
-                inside[part] = value
-                return
-            if isinstance(below, str):
-                below = inside[part] = {"preset": below}
-        if not isinstance(below, dict | list):
-            if value is None:
-                return
-            below = inside[part] = {}
-        inside = below
-    if value is None:
-        inside.pop(place[-1], None)
-    else:
-        inside[place[-1]] = value
-    if not inside and len(place) == 2 and place[0] in ("lora", "train", "launch"):
-        del raw[place[0]]
 
 
 def read_value(control: Control, text: str) -> Any:

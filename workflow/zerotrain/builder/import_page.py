@@ -15,7 +15,6 @@ from zerotrain.builder.importing import (
     HEADINGS,
     MOST_BYTES,
     MOST_FILES,
-    Answers,
     ImportRefusedError,
     complete,
     import_drop,
@@ -24,6 +23,8 @@ from zerotrain.builder.pages import page
 from zerotrain.builder.saved import save_template
 from zerotrain.builder.writing import check_name
 from zerotrain.errors import PipelineError
+from zerotrain.importers.reading import ImportOptions
+from zerotrain.machine.detect import choose_precision
 
 PRECISIONS = ("", "bf16", "fp16", "no")
 MOST_PARTS = 1000
@@ -50,9 +51,9 @@ async def read(request: Request) -> Response:
                         hint="drop the one that the configuration names",
                     )
                 files[one.filename] = await one.read()
-        pasted, answers = _text(form, "pasted"), _answers(form)
+        pasted, options = _text(form, "pasted"), _options(form)
     try:
-        found = await run_in_threadpool(import_drop, files, pasted, answers)
+        found = await run_in_threadpool(import_drop, files, pasted, options)
     except ImportRefusedError as error:
         return _answer(request, "import_refused", {"problems": error.problems}, 422)
     runs = [one for one in (found.before, found) if one is not None]
@@ -76,17 +77,18 @@ def _answer(request: Request, part: str, values: dict[str, Any], status: int) ->
     return page("import", whole, here="/import", status=status)
 
 
-def _answers(form: FormData) -> Answers:
+def _options(form: FormData) -> ImportOptions:
     precision = _text(form, "precision")
     if precision not in PRECISIONS:
         raise PipelineError(
             f"{precision[:50]!r} is no precision", hint=f"choose {', '.join(PRECISIONS[1:])}"
         )
-    return Answers(
+    return ImportOptions(
         precision=precision or None,
         num_processes=_count(form, "num_processes"),
         micro_batch_size=_count(form, "micro_batch_size"),
-        skip=tuple(_text(form, "skip").replace(",", " ").split()),
+        choose=choose_precision,
+        skip=frozenset(key.lstrip("-") for key in _text(form, "skip").replace(",", " ").split()),
     )
 
 

@@ -16,7 +16,7 @@ from zerotrain.artifact.documents.names import find_name_error
 from zerotrain.builder.writing import read_values
 from zerotrain.config.families import LANGUAGE_MODELS
 from zerotrain.config.scalar import scalar
-from zerotrain.config.update import update_text
+from zerotrain.config.text import ConfigText
 from zerotrain.errors import PipelineError, show_controls
 from zerotrain.importers.command import LAUNCHERS
 from zerotrain.importers.command_line import import_command
@@ -24,7 +24,6 @@ from zerotrain.importers.files import reading_only
 from zerotrain.importers.imported_config import ImportedConfig, ImportProblemsError, Note
 from zerotrain.importers.reading import ImportOptions, import_file
 from zerotrain.importers.write import NEEDED, config_text
-from zerotrain.machine.detect import choose_precision
 from zerotrain.machine.regular_file import write_text
 
 MOST_FILES, MOST_BYTES, LONGEST_COMMAND = 20, 256 * 1024, 32 * 1024
@@ -47,26 +46,6 @@ HEADINGS = {
     "skipped by you": "Left out by you",
 }
 """By outcome, in the order in which they are shown."""
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What the user says in addition to the files, as the flags of `launch import` do."""
-
-    precision: str | None = None
-    num_processes: int | None = None
-    micro_batch_size: int | None = None
-    skip: tuple[str, ...] = ()
-
-    def options(self) -> ImportOptions:
-        """Return the answers in the readers' form."""
-        return ImportOptions(
-            precision=self.precision,
-            num_processes=self.num_processes,
-            micro_batch_size=self.micro_batch_size,
-            choose=choose_precision,
-            skip=frozenset(key.lstrip("-") for key in self.skip),
-        )
 
 
 @dataclass(frozen=True)
@@ -106,13 +85,13 @@ class ImportRefusedError(PipelineError):
         self.problems = problems
 
 
-def import_drop(files: Mapping[str, bytes], pasted: str, answers: Answers) -> Imported:
+def import_drop(files: Mapping[str, bytes], pasted: str, options: ImportOptions) -> Imported:
     """Import dropped files, a pasted text, or a pasted command line with the files that it names.
 
     Args:
         files: Contents by name, without folders.
         pasted: A command line, YAML, JSON or TOML; empty if there are only files.
-        answers: What the user says in addition.
+        options: What the user says in addition.
 
     Returns:
         The configuration, and what became of each key.
@@ -143,9 +122,9 @@ def import_drop(files: Mapping[str, bytes], pasted: str, answers: Answers) -> Im
         try:
             with reading_only(folder):
                 if command:
-                    found = import_command(command, answers.options())
+                    found = import_command(command, options)
                 else:
-                    found = import_file(folder / main, answers.options())
+                    found = import_file(folder / main, options)
             return _as_imported(found, folder)
         except ImportProblemsError as error:
             raise _refused(error.problems, folder) from error
@@ -285,7 +264,7 @@ def complete(text: str, name: str) -> str:
     needed = {"run": name.replace(".", "-"), "base": "nano", "data": asked, "phases": phases}
     if values.keys() >= needed.keys():
         return text
-    return update_text(text, {**needed, **values}, name)
+    return ConfigText(text, name).update({**needed, **values}).text
 
 
 def _row(note: Note, folder: Path) -> Row:

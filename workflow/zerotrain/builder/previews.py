@@ -6,14 +6,13 @@ import json
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-import yaml
-
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.builder.draft import Draft
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import LaunchSettings
+from zerotrain.config.text import dump
 from zerotrain.errors import PipelineError
-from zerotrain.launch.files import accelerate_config
+from zerotrain.launch.files import accelerate_text
 from zerotrain.launch.planner.planner import AUTO
 from zerotrain.launch.planner.traced import TracedModel
 from zerotrain.launch.preset import read_preset
@@ -70,17 +69,15 @@ def resolve(
 def preview(draft: Draft, resolved: ResolvedPhase | str) -> list[Preview]:
     """Return the three files of a phase; for what is not resolved, the launchers' say why."""
     shown = {key: value for key, value in draft.raw.items() if key in PHASE_SECTIONS}
-    ours = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=72)
     epochs = any(
         phase.until.endswith("epochs") for phase in (draft.run.phases if draft.run else ())
     )
     note = f"Steps of an epoch: taken for a dataset of {EPOCH} samples." if epochs else ""
-    files = [Preview("Configuration", ours, note)]
+    files = [Preview("Configuration", dump(shown), note)]
     if isinstance(resolved, str):
         return [*files, *(Preview(name, "", resolved) for name in FILES)]
     folder = RunFolder(resolved.run).phase(resolved.phase).launch
-    accelerate = accelerate_config(resolved, folder / "deepspeed.json")
-    files.append(Preview(FILES[0], yaml.safe_dump(accelerate, sort_keys=False)))
+    files.append(Preview(FILES[0], accelerate_text(resolved, folder / "deepspeed.json")))
     if resolved.derived.engine == "deepspeed":
         files.append(Preview(FILES[1], json.dumps(resolved.derived.deepspeed, indent=2)))
     else:

@@ -36,7 +36,6 @@ from zerotrain.builder.processes import (
     stop,
     switch,
 )
-from zerotrain.builder.writing import KINDS, DiffLine
 from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
 from zerotrain.importers.zero import PRESETS
@@ -125,7 +124,7 @@ async def show_switch(request: Request) -> Response:
         "run": run,
         "choice": choice,
         "digest": digest,
-        "lines": [DiffLine(KINDS.get(line[:1], "same"), line) for line in diff],
+        "lines": diff,
         "jobs": [line for line in output if line.startswith("snakemake ")],
     }
     return page("switch", values, here="/runs")

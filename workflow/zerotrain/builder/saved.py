@@ -14,7 +14,7 @@ from pathlib import Path
 from zerotrain.artifact import create, write_whole
 from zerotrain.artifact.layout import CONFIGS
 from zerotrain.builder.places import comment_at_top
-from zerotrain.builder.writing import check_name, read_values
+from zerotrain.builder.writing import check_name, read_values, with_last_line
 from zerotrain.errors import PipelineError
 from zerotrain.machine.regular_file import open_to_read
 
@@ -64,7 +64,7 @@ def save_template(name: str, text: str, *, replace: bool = False) -> Template:
     """
     file = _file(name)
     read_values(text, name)
-    text = text if text.endswith("\n") else f"{text}\n"
+    text = with_last_line(text)
     if replace and file.is_file():
         write_whole(file, text)
     elif len(os.listdir(FOLDER) if FOLDER.is_dir() else []) >= MOST:

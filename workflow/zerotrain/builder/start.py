@@ -11,9 +11,9 @@ from starlette.routing import Route
 
 from zerotrain.artifact.documents import read_text
 from zerotrain.artifact.layout import CONFIGS, RESULTS
-from zerotrain.builder.draft import MOST_BYTES
 from zerotrain.builder.pages import page
 from zerotrain.builder.places import comment_at_top
+from zerotrain.builder.writing import MOST_BYTES
 from zerotrain.pipeline.watch.state import describe_fault
 
 

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from zerotrain.artifact.layout import run_of
 from zerotrain.builder.pages import page
 from zerotrain.builder.saved import FOLDER, delete_template, list_templates, save_template
-from zerotrain.builder.writing import MOST_BYTES, confirm, propose, read_values, with_comments_of
+from zerotrain.builder.writing import MOST_BYTES, confirm, propose
 from zerotrain.pipeline.snakemake import train_command
 
 
@@ -18,16 +18,16 @@ async def show_diff(request: Request) -> Response:
     """Answer with the diff of a configuration file; nothing is written."""
     form = await _form(request)
     name, text = _field(form, "name"), _field(form, "text")
-    proposal = propose(name, text, start := _field(form, "from"))
-    values = {"proposal": proposal, "name": name, "text": text, "start": start}
-    return page("write", {**values, "lines": proposal.diff()})
+    proposal = propose(name, text)
+    values = {"proposal": proposal, "name": name, "text": text, "lines": proposal.diff()}
+    return page("write", values)
 
 
 async def write(request: Request) -> Response:
     """Write what was shown, and answer with where it is."""
     form = await _form(request)
     name, text, digest = (_field(form, key) for key in ("name", "text", "digest"))
-    done = confirm(name, text, digest, _field(form, "from"))
+    done = confirm(name, text, digest)
     values = {"done": done, "run": run_of(done.file), "command": train_command(done.file)}
     return page("written", values)
 
@@ -41,7 +41,6 @@ async def save(request: Request) -> Response:
     """Save a template, and show the list."""
     form = await _form(request)
     name, text = _field(form, "name"), _field(form, "text")
-    text = with_comments_of(_field(form, "from"), text, read_values(text, name))
     save_template(name, text, replace="replace" in form)
     return RedirectResponse("/templates", 303)
 

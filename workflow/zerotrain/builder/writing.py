@@ -6,7 +6,7 @@ was compared and of the new text, and is refused once either is another.
 
 from __future__ import annotations
 
-import difflib
+import copy
 import hashlib
 import re
 from dataclasses import dataclass
@@ -14,34 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import create
-from zerotrain.artifact.documents import check_object, parse_yaml, read_bytes, read_text
-from zerotrain.artifact.documents.files import decode
+from zerotrain.artifact.documents import check_object, parse_yaml
 from zerotrain.artifact.layout import CONFIGS
-from zerotrain.builder.places import check_launch_files, configuration_file
+from zerotrain.artifact.whole_file import check_replaceable
+from zerotrain.builder.places import check_launch_files
 from zerotrain.config.read import parse_config
-from zerotrain.config.replace import check_replaceable, replace_file
-from zerotrain.config.update import update_text
+from zerotrain.config.text import ConfigText, FileChangedError
 from zerotrain.errors import PipelineError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
 MOST_BYTES = 256 * 1024
-CONTEXT = 3
-"""Unchanged lines around each change, as `diff -u` shows them."""
 BACKUPS = 1000
-KINDS = {"@": "place", "+": "added", "-": "removed", " ": "same"}
-
-
-@dataclass(frozen=True)
-class DiffLine:
-    """A line of a unified diff.
-
-    Attributes:
-        kind: place, added, removed or same: its class in the page.
-        text: The line, with its sign.
-    """
-
-    kind: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -49,27 +32,22 @@ class Proposal:
     """A change of a configuration file that waits for its confirmation."""
 
     file: Path
-    former: bytes | None
-    """The file's bytes that were compared; None if there is no such file."""
-    text: str
-    """Its new text."""
+    edited: ConfigText
 
     @property
     def digest(self) -> str:
         """Return what the confirmation has to name: a digest of both texts."""
-        former = b"absent" if self.former is None else hashlib.sha256(self.former).digest()
-        return hashlib.sha256(former + self.text.encode()).hexdigest()
+        texts = repr((self.edited.former, self.edited.text))
+        return hashlib.sha256(texts.encode(errors="backslashreplace")).hexdigest()
 
     @property
     def changes(self) -> bool:
-        """Return whether the file would have other bytes."""
-        return self.former != self.text.encode()
+        """Return whether the file would have another text."""
+        return self.edited.former != self.edited.text
 
-    def diff(self) -> list[DiffLine]:
+    def diff(self) -> list[str]:
         """Return the unified diff, without its two lines of names."""
-        before = (self.former or b"").decode(errors="replace").splitlines()
-        lines = difflib.unified_diff(before, self.text.splitlines(), lineterm="", n=CONTEXT)
-        return [DiffLine(KINDS[line[:1]], line) for line in list(lines)[2:]]
+        return self.edited.diff()[2:]
 
 
 @dataclass(frozen=True)
@@ -81,7 +59,7 @@ class Written:
     """The copy of the former file; None if there was none."""
 
 
-def propose(name: str, text: str, start: str = "") -> Proposal:
+def propose(name: str, text: str) -> Proposal:
     """Compare a configuration with the file that is to hold it.
 
     A new file gets the text as it is. An existing one keeps its comments, its order and the bytes
@@ -90,7 +68,6 @@ def propose(name: str, text: str, start: str = "") -> Proposal:
     Args:
         name: The file's name in config/, with or without .yaml.
         text: The configuration.
-        start: Path of the configuration that it began with, whose comments a new file gets.
 
     Raises:
         PipelineError: the name is no name, the configuration is invalid or names a launch file
@@ -99,63 +76,43 @@ def propose(name: str, text: str, start: str = "") -> Proposal:
     file = config_file(name)
     values = read_values(text, str(file))
     check_launch_files(values)
-    parse_config(values, str(file))
+    parse_config(copy.deepcopy(values), str(file))
     if not file.exists():
-        return Proposal(file, None, with_comments_of(start, text, values))
-    former = read_bytes(file, hint="write to another name")
-    before = decode(former, file, "write to another name")
-    parse_yaml(before, file, hint="write to another name")
-    return Proposal(file, former, update_text(before, values, str(file)))
+        return Proposal(file, ConfigText(with_last_line(text), file, is_new=True))
+    return Proposal(file, ConfigText.read(file, hint="write to another name").update(values))
 
 
-def confirm(name: str, text: str, digest: str, start: str = "") -> Written:
+def confirm(name: str, text: str, digest: str) -> Written:
     """Write a proposal, if the file and the new text are those that were shown.
 
     Args:
         name: As in `propose`.
         text: As in `propose`.
         digest: The digest of the proposal that was shown.
-        start: As in `propose`.
 
     Raises:
         PipelineError: the file was saved since, is read-only, or the proposal is another.
     """
-    proposal = propose(name, text, start)
-    file = proposal.file
+    proposal = propose(name, text)
+    file, former = proposal.file, proposal.edited.former
     if proposal.digest != digest:
-        raise _changed(file)
-    if proposal.former is None:
-        try:
-            file.parent.mkdir(exist_ok=True)
-            create(file, proposal.text)
-        except FileExistsError as error:
-            raise _changed(file) from error
+        raise FileChangedError(file)
+    if former is None:
+        proposal.edited.save(file)
         return Written(file, None)
     check_replaceable(file)
-    backup = _back_up(file, proposal.former)
-    if not replace_file(file, proposal.former, proposal.text.encode()):
+    backup = _back_up(file, former)
+    try:
+        proposal.edited.save(file)
+    except FileChangedError:
         backup.unlink()
-        raise _changed(file)
+        raise
     return Written(file, backup)
 
 
-def with_comments_of(start: str, text: str, values: dict[str, Any]) -> str:
-    """Return a new file's text: that of the configuration that it began with, with its values.
-
-    Args:
-        start: Path of that configuration; empty without one.
-        text: The text to take without one, or where no program can change it.
-        values: What the new file has to mean.
-    """
-    text = text if text.endswith("\n") else f"{text}\n"
-    if not start:
-        return text
-    try:
-        before = read_text(configuration_file(start))
-        parse_yaml(before, start)
-        return update_text(before, values, start)
-    except (PipelineError, OSError):
-        return text
+def with_last_line(text: str) -> str:
+    """Return a text whose last line is ended."""
+    return text if text.endswith("\n") else f"{text}\n"
 
 
 def config_file(name: str) -> Path:
@@ -207,20 +164,13 @@ def read_values(text: str, source: str) -> dict[str, Any]:
     return check_object(found, source, hint="start from a recipe of config/")
 
 
-def _back_up(file: Path, content: bytes) -> Path:
-    """Copy the former bytes to a free name next to the file: NAME.yaml.bak, NAME.yaml.bak2, ..."""
+def _back_up(file: Path, former: str) -> Path:
+    """Copy the former text to a free name next to the file: NAME.yaml.bak, NAME.yaml.bak2, ..."""
     for number in range(1, BACKUPS):
         backup = file.with_name(f"{file.name}.bak{number if number > 1 else ''}")
         try:
-            create(backup, content.decode())
+            create(backup, former)
         except FileExistsError:
             continue
         return backup
     raise PipelineError(f"{file}: has {BACKUPS - 1} backups", hint=f"remove old ones: {file}.bak*")
-
-
-def _changed(file: Path) -> PipelineError:
-    return PipelineError(
-        f"{file}: was saved by another program since the diff was shown; nothing was written",
-        hint="look at the new diff, and confirm that",
-    )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from pathlib import Path
-from typing import Any
 
 from zerotrain.artifact import create
-from zerotrain.config.scalar import one_line, scalar
+from zerotrain.config.scalar import comment, key_lines, scalar
 from zerotrain.errors import PipelineError
 from zerotrain.importers.imported_config import ImportedConfig, Note
 
@@ -19,14 +17,13 @@ ORDER = (
     "phases", "evaluate",
 )  # fmt: skip
 NEEDED = ("run", "base", "data", "phases")
-WIDTH = 100
 
 
 def config_text(imported: ImportedConfig) -> str:
     """Format a configuration, or the source's part of it, with the origin of each value."""
     found = imported.nested()
     because = _reasons(imported.notes)
-    lines = _comment(f"Imported from {imported.source}, by `zerotrain launch import`.", "")
+    lines = comment(f"Imported from {imported.source}, by `zerotrain launch import`.")
     if missing := [key for key in NEEDED if key not in found]:
         lines += [f"# A part of a configuration: {', '.join(missing)} it does not say."]
     lines += ["# All keys with their values: docs/configuration.md"]
@@ -35,14 +32,7 @@ def config_text(imported: ImportedConfig) -> str:
         value = found[key]
         if key == "launch" and "preset" in value:
             value = {"preset": value["preset"], **value}
-        if isinstance(value, dict):
-            lines += ["", f"{key}:", *_section(value, f"{key}.", because, "  ")]
-        elif key == "phases":
-            first, *rest = _section(value[0], "phases.", because, "    ")
-            lines += ["", *_comment(because.get("phases", ""), ""), "phases:"]
-            lines += [f"  - {first.lstrip()}", *rest]
-        else:
-            lines += _line(key, value, because.get(key, ""), "")
+        lines += [""] * isinstance(value, dict | list) + key_lines(key, value, because)
     lines += _without_value(imported.notes)
     return "\n".join(lines) + "\n"
 
@@ -57,53 +47,9 @@ def _reasons(notes: list[Note]) -> dict[str, str]:
             text = note.reason if note.ours == "phases" else ""
         else:
             text = "" if note.outcome == "kept" else f"{note.outcome}: {note.reason}"
-        found.setdefault(note.ours, []).append(text)
+        # The source's only phase is the first of ours.
+        found.setdefault(note.ours.replace("phases.", "phases.0."), []).append(text)
     return {ours: "; ".join(dict.fromkeys(t for t in texts if t)) for ours, texts in found.items()}
-
-
-def _section(
-    values: dict[str, Any], prefix: str, because: dict[str, str], indent: str
-) -> list[str]:
-    lines: list[str] = []
-    for key, value in values.items():
-        path = f"{prefix}{key}"
-        if path == "data.sources":
-            lines.append(f"{indent}{key}:")
-            for number, source in enumerate(value):
-                inner = _section(source, f"{path}.{number}.", because, f"{indent}    ")
-                inner[0] = f"{indent}  - {inner[0].lstrip()}"
-                lines += inner
-            continue
-        if isinstance(value, dict) and value and path not in because:
-            lines += [
-                f"{indent}{scalar(key)}:",
-                *_section(value, f"{path}.", because, indent + "  "),
-            ]
-        else:
-            lines += _line(key, value, because.get(path, ""), indent)
-    return lines
-
-
-def _line(key: str, value: Any, reason: str, indent: str) -> list[str]:
-    """Format one value, with its reason after it if it fits, else above it."""
-    line = f"{indent}{scalar(key)}: {scalar(value)}"
-    if not reason:
-        return [line]
-    if len(line) + len(reason) + 3 <= WIDTH:
-        return [f"{line} # {one_line(reason)}"]
-    return [*_comment(reason, indent), line]
-
-
-def _comment(text: str, indent: str) -> list[str]:
-    start = f"{indent}# "
-    return textwrap.wrap(
-        one_line(text),
-        WIDTH,
-        initial_indent=start,
-        subsequent_indent=start,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _without_value(notes: list[Note]) -> list[str]:
@@ -119,7 +65,7 @@ def _without_value(notes: list[Note]) -> list[str]:
         if found:
             lines += ["", f"# {heading}:"]
         for note in found:
-            lines += _comment(f"{note.key}{_given(note)}: {note.reason}", "")
+            lines += comment(f"{note.key}{_given(note)}: {note.reason}")
     return lines
 
 

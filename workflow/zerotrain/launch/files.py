@@ -40,6 +40,13 @@ def accelerate_config(phase: ResolvedPhase, deepspeed_file: Path) -> dict[str, A
     return config
 
 
+def accelerate_text(phase: ResolvedPhase, deepspeed_file: Path) -> str:
+    """Return the text of accelerate.yaml."""
+    config = accelerate_config(phase, deepspeed_file)
+    text: str = yaml.dump(config, Dumper=yaml.CSafeDumper, sort_keys=False)
+    return text
+
+
 SRUN = "srun.sh"
 
 
@@ -62,9 +69,7 @@ def srun_script(phase: ResolvedPhase) -> str:
 
 def write_launch_files(phase: ResolvedPhase, into: Path, named: Path) -> None:
     """Write the files into the folder `into`; they will be read from the folder `named`."""
-    accelerate = accelerate_config(phase, named / "deepspeed.json")
-    text = yaml.dump(accelerate, Dumper=yaml.CSafeDumper, sort_keys=False)
-    write_text(into / "accelerate.yaml", text)
+    write_text(into / "accelerate.yaml", accelerate_text(phase, named / "deepspeed.json"))
     if phase.derived.engine == "deepspeed":
         write_text(into / "deepspeed.json", json.dumps(phase.derived.deepspeed, indent=2) + "\n")
     if phase.launch.machines > 1:

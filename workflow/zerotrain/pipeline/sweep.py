@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from zerotrain.artifact import create
-from zerotrain.artifact.documents import DocumentError, parse_yaml, read_text
+from zerotrain.artifact.documents import DocumentError, parse_yaml
 from zerotrain.config.read import parse_config, read_config
 from zerotrain.config.runs import KEY, read_runs, shared_values
 from zerotrain.config.scalar import scalar
+from zerotrain.config.text import ConfigText
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import writing
 
@@ -49,26 +48,27 @@ def sweep(config: Path, settings: Sequence[str], output: Path) -> list[Path]:
             )
     axes = dict(_axis(setting) for setting in settings)
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    texts = {point_name(output.name, point): _text(config, point) for point in points}
+    base = ConfigText.read(config, follow_links=True)
+    texts = {point_name(output.name, point): _text_at(base, point) for point in points}
     if len(texts) < len(points):
         raise PipelineError(
             "--set: two points of the grid have one name", hint="give each value once"
         )
-    runs = {
-        name: parse_config(parse_yaml(_dumped(text), name), f"{output / name}.yaml")
+    runs = [
+        parse_config(copy.deepcopy(text.values), f"{output / name}.yaml")
         for name, text in texts.items()
-    }
-    shared = [shared_values(run) for run in runs.values()]
+    ]
+    shared = [shared_values(run) for run in runs]
     splitting = [key for key in axes if _splits(key, points, shared)]
-    for point, (name, text) in zip(points, texts.items(), strict=True):
-        put(text, "run", name)
-        put(text, "data.name", point_name(output.name, {key: point[key] for key in splitting}))
-    written = [together, *(output / f"{name}.yaml" for name in texts)]
+    written = [together]
     with writing(output):
         output.mkdir(parents=True)
         try:
-            for path, text in zip(written[1:], texts.values(), strict=True):
-                create(path, _dumped(text))
+            for point, (name, text) in zip(points, texts.items(), strict=True):
+                data = point_name(output.name, {key: point[key] for key in splitting})
+                written.append(output / f"{name}.yaml")
+                text = text.set(("run",), name).set(("data", "name"), data)
+                create(written[-1], text.text)
             create(together, runs_text(output))
             read_runs(together)
         except BaseException:
@@ -86,25 +86,6 @@ def point_name(name: str, point: Point) -> str:
     """Name the run at a point: each key's last part and its value."""
     parts = [f"{key.rpartition('.')[2]}-{value}" for key, value in point.items()]
     return re.sub(r"[^A-Za-z0-9_-]+", "_", "-".join([name, *parts])).strip("_")
-
-
-def put(config: Any, key: str, value: Any) -> None:
-    """Set a key of a configuration; create missing sections.
-
-    Raises:
-        PipelineError: the key's path leads through a value that is not a section.
-    """
-    *above, last = (int(part) if part.isdigit() else part for part in key.split("."))
-    node = config
-    try:
-        for part in above:
-            node = node[part] if isinstance(part, int) else node.setdefault(part, {})
-        node[last] = value
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        raise PipelineError(
-            f"--set {key}: the configuration has no such place",
-            hint="as train.learning_rate, seed or phases.0.launch",
-        ) from error
 
 
 def _axis(setting: str) -> tuple[str, list[Any]]:
@@ -128,20 +109,20 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _text(config: Path, point: Point) -> Any:
-    """Return the configuration with the point's values, including its comments."""
-    text = read_text(config, follow_links=True)
-    parse_yaml(text, config)
-    found = _yaml().load(text)
+def _text_at(text: ConfigText, point: Point) -> ConfigText:
+    """Return a configuration with the values of a point of the grid.
+
+    Raises:
+        PipelineError: a key leads through a value that is not a section.
+    """
     for key, value in point.items():
-        put(found, key, value)
-    return found
-
-
-def _dumped(text: Any) -> str:
-    stream = StringIO()
-    _yaml().dump(text, stream)
-    return stream.getvalue()
+        try:
+            text = text.set(
+                [int(part) if part.isdigit() else part for part in key.split(".")], value
+            )
+        except PipelineError as error:
+            raise PipelineError(f"--set {error.what}", hint=error.hint) from error
+    return text
 
 
 def _splits(key: str, points: Sequence[Point], shared: Sequence[Mapping[str, Any]]) -> bool:
@@ -152,9 +133,3 @@ def _splits(key: str, points: Sequence[Point], shared: Sequence[Mapping[str, Any
         if seen.setdefault(others, values) != values:
             return True
     return False
-
-
-def _yaml() -> YAML:
-    yaml = YAML()
-    yaml.width = 4096
-    return yaml

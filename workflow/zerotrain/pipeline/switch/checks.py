@@ -11,7 +11,6 @@ from zerotrain.artifact import MANIFEST
 from zerotrain.artifact.documents import read_record
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.recipe import format_differences
-from zerotrain.config.edit import Split
 from zerotrain.config.models import Phase
 from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
@@ -22,6 +21,7 @@ from zerotrain.pipeline.checks import check_launches
 from zerotrain.pipeline.graph import reruns
 from zerotrain.pipeline.graph.artifacts import training_of
 from zerotrain.pipeline.switch.point import phase_folder, view_phase
+from zerotrain.pipeline.switch.split import Split
 from zerotrain.run.phase import Position
 from zerotrain.training.checkpointing import conditions, set_aside
 from zerotrain.training.checkpointing.inputs import Inputs

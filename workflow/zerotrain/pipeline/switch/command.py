@@ -9,7 +9,6 @@ in the meantime are preserved: the switch edits the current bytes, and undoes on
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import signal
@@ -22,12 +21,13 @@ from zerotrain import artifact
 from zerotrain.artifact.documents import DocumentError, read_bytes, read_record, read_text
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.links import check_run_links
+from zerotrain.artifact.whole_file import check_replaceable
 from zerotrain.config.models import Phase
 from zerotrain.config.read import read_config
 from zerotrain.config.relaunch import check_relaunch
-from zerotrain.config.replace import check_replaceable
 from zerotrain.config.run import RunConfig
 from zerotrain.config.runs import find_config
+from zerotrain.config.text import diff
 from zerotrain.errors import PipelineError
 from zerotrain.machine.child_process import handling_signals, unwind
 from zerotrain.machine.disk_errors import writing
@@ -132,9 +132,8 @@ def _dry_run(request: SwitchOptions, file: Path, folder: Path) -> str:
     if done := find_done(config, file, request):
         return done
     plan = plan_switch(config, text, file, request)
-    before, after = text.splitlines(), plan.edit.text.splitlines()
-    lines = difflib.unified_diff(before, after, str(file), str(file), lineterm="")
     planned = ", ".join(plan.jobs) or "nothing to be done"
+    lines = diff(text, plan.edit.text, str(file))
     return "\n".join([*lines, f"{snakemake.command(file, plan.targets)}: {planned}"])
 
 

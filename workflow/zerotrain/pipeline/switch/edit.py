@@ -11,9 +11,9 @@ from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.artifact.documents import read_object, read_text
-from zerotrain.config.edit import Split, split_phase, undo_split
-from zerotrain.config.replace import replace_file
+from zerotrain.artifact.whole_file import replace_file
 from zerotrain.errors import PipelineError
+from zerotrain.pipeline.switch.split import Split, split_phase, undo_split
 
 NOTE = "switch.json"
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from zerotrain.artifact.documents import parse_yaml
 from zerotrain.artifact.layout import CONFIGS, SETTINGS, RunFolder
-from zerotrain.config.edit import Split
 from zerotrain.config.models import Phase
 from zerotrain.config.read import parse_config
 from zerotrain.config.relaunch import launch_values, processes_of, share_batch
@@ -26,6 +25,7 @@ from zerotrain.pipeline.switch.point import (
     phase_folder,
     unfinished_phase,
 )
+from zerotrain.pipeline.switch.split import Split
 from zerotrain.training.checkpointing.progress_folder import step_folder
 
 PRESETS = CONFIGS / "launch"
