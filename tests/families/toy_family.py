@@ -6,7 +6,7 @@ from transformers import CLIPTextModel
 
 from zerotrain.config.families import FAMILIES
 from zerotrain.models.families import nano
-from zerotrain.models.families.ddpm import DenoisingObjective, read_noise_schedule
+from zerotrain.models.families.ddpm import DenoisingObjective, NoiseSchedule, read_noise_schedule
 from zerotrain.models.families.diffusion import DiffusionFamily
 from zerotrain.models.families.identity import identity_autoencoder
 from zerotrain.models.families.pipelines import PipelineEncoders, latents_of, pipeline_class
@@ -33,6 +33,9 @@ class Toy(DiffusionFamily):
 
     def objective(self, base, settings=None):
         return ToyObjective(read_noise_schedule(base / "scheduler"))
+
+    def shape_objective(self, config):
+        return ToyObjective(NoiseSchedule(torch.ones(1), "epsilon"))
 
     def build_preset(self, preset, dataset, images, seed, out, **_):
         torch.manual_seed(seed)

@@ -20,7 +20,7 @@ from zerotrain.launch.planner.architecture import (
     find_architecture,
     read_shipped,
 )
-from zerotrain.launch.planner.forward import loss_of
+from zerotrain.launch.planner.forward import Forward
 from zerotrain.launch.planner.memory import Memory, Storages
 from zerotrain.launch.planner.passes import tensors_of
 from zerotrain.launch.planner.shape import Shape
@@ -202,7 +202,7 @@ def real_step(
             parameter.register_post_accumulate_grad_hook(drop)
     memory = Memory()
     memory.ignore(tensors_of(module))
-    loss = loss_of(module, architecture, shape, dtype)
+    loss = Forward(architecture).loss_of(module, shape)
     with memory:
         with saved_tensors_hooks(save, lambda x: x):
             found = loss()

@@ -12,11 +12,9 @@ from tests.plan.conftest import SMALL
 
 from zerotrain.config.run import RunConfig
 from zerotrain.launch.planner.architecture import find_architecture
-from zerotrain.launch.planner.forward import loss_of
+from zerotrain.launch.planner.forward import Forward
 from zerotrain.launch.planner.shape import Shape, text_tokens
 from zerotrain.launch.planner.storage import conditioning_bytes
-from zerotrain.models.families.flux import FluxObjective
-from zerotrain.models.families.qwen_image import QwenObjective
 
 SIDE, BATCH, TOKENS = 128, 2, 24
 LATENTS = 16
@@ -47,28 +45,14 @@ def run_of(family: str, base: str, count: int, **data: Any) -> RunConfig:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("family", "kind"), [("flux", FluxObjective), ("qwen_image", QwenObjective)]
-)
-def test_the_plan_calls_the_model_as_training_does(family, kind, count):
-    """Every argument has the shape that the objective gives it."""
-    architecture = SMALL[family]
-    config, planned, trained = architecture.trained.config, Recorder(), Recorder()
+@pytest.mark.parametrize("family", ["flux", "qwen_image"])
+def test_conditioning_images_are_tokens_of_the_plan(family, count):
+    """Tokens of conditioning images follow those of the image."""
+    planned = Recorder()
     shape = Shape(BATCH, resolution=SIDE, tokens=TOKENS, conditioning_images=count)
-    assert loss_of(planned, architecture, shape, torch.float32)() == 0
-    objective = kind.__new__(kind)
-    objective._control = False
-    objective._guidance = 1.0 if config.get("guidance_embeds") else None
-    noisy = torch.zeros(BATCH, config["in_channels"] // 4, LATENTS, LATENTS)
-    batch = {
-        "prompt_embeds": torch.zeros(BATCH, TOKENS, config["joint_attention_dim"]),
-        "pooled_prompt_embeds": torch.zeros(BATCH, config.get("pooled_projection_dim", 0)),
-    }
-    if count:
-        batch["conditioning_latents"] = torch.stack([noisy] * count, dim=1)
-    objective.predict(trained, noisy, torch.zeros(BATCH), batch)
-    assert planned.seen == trained.seen
+    assert Forward(SMALL[family]).loss_of(planned, shape)() == 0
     assert planned.seen["hidden_states"][1] == (1 + count) * 64
+    assert planned.seen["encoder_hidden_states"][1] == TOKENS
 
 
 def test_a_mask_of_fill_adds_no_tokens():
@@ -77,7 +61,7 @@ def test_a_mask_of_fill_adds_no_tokens():
     model = Recorder()
     shape = Shape(1, resolution=64, tokens=TOKENS, conditioning_images=2)
     with pytest.raises(RuntimeError):  # it answers with all channels that it takes
-        loss_of(model, architecture, shape, torch.float32)()
+        Forward(architecture).loss_of(model, shape)()
     assert model.seen["hidden_states"] == (1, 16, 384)
     assert conditioning_bytes(architecture, shape, "bf16") == 2 * (16 * 8 * 8 + 64 * 64)
 

@@ -20,7 +20,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zerotrain.artifact.tensor_file import MIXED_PRECISION
-from zerotrain.launch.planner.forward import loss_of
+from zerotrain.launch.planner.forward import Forward
 from zerotrain.launch.planner.gpu_operations import GpuOperations
 from zerotrain.launch.planner.model import TrainedModel
 from zerotrain.launch.planner.passes import Mode, Trace
@@ -56,6 +56,7 @@ def trace_activations(
     """
     dtype = torch.float32 if autocast else MIXED_PRECISION[mixed_precision]
     cast = MIXED_PRECISION[mixed_precision] if autocast and mixed_precision != "no" else None
+    forward = Forward(model.architecture)
     # Some adapters have index tensors that are neither parameters nor buffers.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake, _on_cpu(model.module, dtype), contextlib.ExitStack() as stack:
@@ -63,7 +64,7 @@ def trace_activations(
         warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # of a GPU
         if device != "cpu":
             stack.enter_context(GpuOperations())
-        loss = loss_of(model.module, model.architecture, shape, dtype)
+        loss = forward.loss_of(model.module, shape)
         trace = Trace(model.module, cast)
         passes = []
         for number, mode in enumerate(MODES, 1):

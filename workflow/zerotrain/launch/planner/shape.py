@@ -111,6 +111,18 @@ def text_tokens(architecture: Architecture, shape: Shape) -> int:
     return tokens + (shape.max_sequence_length or spec.prompt.default if spec.prompt else 0)
 
 
+def prompt_shapes(architecture: Architecture, shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of an image's caption, by its name in the batch."""
+    config = architecture.trained.config
+    pooled = config.get("pooled_projection_dim")
+    if "addition_time_embed_dim" in config:  # SDXL's U-Net embeds them with the sizes
+        sizes = SIZE_NUMBERS * config["addition_time_embed_dim"]
+        pooled = config["projection_class_embeddings_input_dim"] - sizes
+    width = config.get("joint_attention_dim") or config["cross_attention_dim"]
+    embeds = {"prompt_embeds": (text_tokens(architecture, shape), width)}
+    return {**embeds, "pooled_prompt_embeds": (pooled,)} if pooled else {**embeds}
+
+
 def pixels_per_latent(architecture: Architecture) -> int:
     """Return the pixels per side of one latent, according to the autoencoder's configuration."""
     if "vae" not in architecture.parts:
@@ -129,8 +141,3 @@ def takes_fill(architecture: Architecture) -> bool:
     taken, answered = config["in_channels"], config.get("out_channels") or config["in_channels"]
     # FLEX.2 has a masked image and a control image, each with as many channels, and a mask channel.
     return bool(answered < taken != 3 * answered + 4)
-
-
-def conditioning_tokens(architecture: Architecture, shape: Shape, tokens: int) -> int:
-    """Return the tokens that conditioning images add to those of the image."""
-    return 0 if takes_fill(architecture) else shape.conditioning_images * tokens

@@ -4,6 +4,7 @@ step, and the step's time."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from zerotrain.config.families import FAMILIES
 from zerotrain.launch.planner.architecture import Architecture, Part
@@ -17,11 +18,10 @@ from zerotrain.launch.planner.gpus import Gpu
 from zerotrain.launch.planner.inputs import FP32, ParameterSizes, PlannedLaunch
 from zerotrain.launch.planner.memory_zero3 import swap_file_bytes
 from zerotrain.launch.planner.shape import (
-    SIZE_NUMBERS,
     Shape,
     pixels_per_latent,
+    prompt_shapes,
     takes_fill,
-    text_tokens,
 )
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -197,17 +197,9 @@ def cached_bytes(
     """
     if FAMILIES[architecture.family].modality == "text":
         return 0, 0
-    config = architecture.trained.config
-    if "cross_attention_dim" in config:  # a U-Net
-        width = config["cross_attention_dim"]
-        sizes = SIZE_NUMBERS * config["addition_time_embed_dim"]
-        pooled = config["projection_class_embeddings_input_dim"] - sizes
-    else:
-        width, pooled = config["joint_attention_dim"], config.get("pooled_projection_dim", 0)
-    text = text_tokens(architecture, shape) * width + pooled
-    return (1 + flips) * DTYPE_BYTES[dtype] * _latent_numel(architecture, shape), DTYPE_BYTES[
-        dtype
-    ] * text
+    text = sum(map(prod, prompt_shapes(architecture, shape).values()))
+    latents = (1 + flips) * _latent_numel(architecture, shape)
+    return DTYPE_BYTES[dtype] * latents, DTYPE_BYTES[dtype] * text
 
 
 def conditioning_bytes(architecture: Architecture, shape: Shape, dtype: str) -> int:

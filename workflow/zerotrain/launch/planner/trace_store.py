@@ -27,7 +27,7 @@ from zerotrain.machine.disk_errors import DiskError
 
 MOST = 64
 """Number of traces that are kept, the most recently used ones; each has about 100 kB."""
-VERSION = 1
+VERSION = 2
 """Raised by whoever changes what a trace or a forecast of the same model says."""
 LIBRARIES = ("torch", "diffusers", "transformers", "peft")
 

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import shutil
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -61,6 +61,28 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
         Raises:
             PipelineError: max_sequence_length is more than the family takes.
         """
+
+    @abstractmethod
+    def shape_objective(self, config: Mapping[str, Any]) -> Any:
+        """Build the objective for a denoiser's config.json alone, of which only `predict` is used.
+
+        Its predictions have the shapes and the cost of those in training.
+        """
+
+    def shape_conditioning(
+        self, config: Mapping[str, Any], latents: torch.Tensor, count: int
+    ) -> dict[str, torch.Tensor]:
+        """Return zeros in the shapes of encoded conditioning images, by name in the batch.
+
+        Args:
+            config: The denoiser's config.json.
+            latents: Latents [B, C, h, w] of the samples.
+            count: Conditioning images of each sample.
+        """
+        if not count:
+            return {}
+        batch, *size = latents.shape
+        return {"conditioning_latents": torch.zeros(batch, count, *size)}
 
     def build_preset(
         self,

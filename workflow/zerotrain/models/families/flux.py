@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from zerotrain.config.families import FAMILIES
 from zerotrain.models.families.conditioning import read_pipeline
 from zerotrain.models.families.flow_matching import read_flow_scheduler
-from zerotrain.models.families.flux_conditioning import FILL_PIPELINE, encode_conditioning
+from zerotrain.models.families.flux_conditioning import FILL, FILL_PIPELINE, encode_conditioning
 from zerotrain.models.families.flux_inputs import (
     add_conditioning,
     image_places,
@@ -147,6 +148,24 @@ class Flux(PackedFamily):
             guidance=guidance if config.get("guidance_embeds") else None,
             control=takes_control(config),
         )
+
+    def shape_objective(self, config: Mapping[str, Any]) -> FluxObjective:
+        """Build the objective with a schedule that predictions do not depend on."""
+        return FluxObjective(
+            FlowMatchEulerDiscreteScheduler(),
+            None,
+            guidance=1.0 if config.get("guidance_embeds") else None,
+            control=takes_control(config),
+        )
+
+    def shape_conditioning(
+        self, config: Mapping[str, Any], latents: torch.Tensor, count: int
+    ) -> dict[str, torch.Tensor]:
+        """Return those of DiffusionFamily, or channels of each latent for FLUX.1 Fill."""
+        if not takes_fill(config):
+            return super().shape_conditioning(config, latents, count)
+        batch, channels, *size = latents.shape
+        return {FILL: torch.zeros(batch, config["in_channels"] // 4 - channels, *size)}
 
     def sampling_arguments(
         self, pipeline: Any, config: EvaluateConfig, max_sequence_length: int | None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 from torch.nn.utils.rnn import pad_sequence
 
 from zerotrain.config.families import FAMILIES
@@ -173,6 +174,10 @@ class QwenImage(PackedFamily):
     def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> QwenObjective:
         """Build the objective that the base's noise scheduler describes."""
         return QwenObjective(read_flow_scheduler(base / "scheduler"), settings)
+
+    def shape_objective(self, config: Mapping[str, Any]) -> QwenObjective:
+        """Build the objective with a schedule that predictions do not depend on."""
+        return QwenObjective(FlowMatchEulerDiscreteScheduler(), None)
 
     def read_tokens(self, pipeline: Any, tokenizer: str, max_sequence_length: int | None) -> int:
         """Return the limit of a caption's tokens in training; editing pipelines have none."""

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from zerotrain.config.families import FAMILIES
 from zerotrain.models.families.flow_matching import FlowMatchingObjective, read_flow_scheduler
@@ -72,10 +73,14 @@ class Sd3Encoders(PipelineEncoders):
 class Sd3Objective(FlowMatchingObjective):
     """Flow matching with SD3's transformer."""
 
-    def __init__(self, base: Path, settings: Mapping[str, Any] | None) -> None:
-        scheme = FAMILIES["sd3"].weighting_scheme
-        super().__init__(read_flow_scheduler(base / "scheduler"), settings, scheme)
-        self._transformer = read_config(base / "transformer" / "config.json")
+    def __init__(
+        self,
+        scheduler: FlowMatchEulerDiscreteScheduler,
+        settings: Mapping[str, Any] | None,
+        transformer: Mapping[str, Any],
+    ) -> None:
+        super().__init__(scheduler, settings, FAMILIES["sd3"].weighting_scheme)
+        self._transformer = transformer
 
     def predict(
         self, model: torch.nn.Module, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Batch
@@ -119,7 +124,12 @@ class Sd3(JointTransformerFamily):
 
     def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> Sd3Objective:
         """Build the flow matching objective with the schedule of the base's scheduler."""
-        return Sd3Objective(base, settings)
+        config = read_config(base / "transformer" / "config.json")
+        return Sd3Objective(read_flow_scheduler(base / "scheduler"), settings, config)
+
+    def shape_objective(self, config: Mapping[str, Any]) -> Sd3Objective:
+        """Build the objective with a schedule that predictions do not depend on."""
+        return Sd3Objective(FlowMatchEulerDiscreteScheduler(), None, config)
 
 
 FAMILY = Sd3(FAMILIES["sd3"])

@@ -15,7 +15,7 @@ import torch
 
 from zerotrain.config.families import FAMILIES
 from zerotrain.models.families.chunks import count_chunks, encode_chunks
-from zerotrain.models.families.ddpm import DenoisingObjective, read_noise_schedule
+from zerotrain.models.families.ddpm import DenoisingObjective, NoiseSchedule, read_noise_schedule
 from zerotrain.models.families.diffusion import DiffusionFamily
 from zerotrain.models.families.loss_functions import LossFunction
 from zerotrain.models.families.pipelines import PipelineEncoders
@@ -128,6 +128,10 @@ class Sdxl(DiffusionFamily):
         schedule = read_noise_schedule(base / "scheduler")
         gamma = (settings or {}).get("snr_gamma")
         return SdxlObjective(schedule, gamma, LossFunction.read(settings))
+
+    def shape_objective(self, config: Mapping[str, Any]) -> SdxlObjective:
+        """Build the objective with a schedule that predictions do not depend on."""
+        return SdxlObjective(NoiseSchedule(torch.ones(1), "epsilon"))
 
     def pixels(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
         """Decode latents [B, C, h, w] of the denoiser to pixels [B, 3, H, W] in [-1, 1]."""
