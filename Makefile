@@ -87,6 +87,7 @@ lint: setup ## Check style, types and words
 	@mypy
 	@lint-imports
 	@python -m tests.lint.file_access # documents are read, and files written, in one place
+	@python -m tests.lint.family_names # families are known by their specs
 	@codespell -D - -D docs/words.txt $(PLAIN)
 	@codespell -D - -D docs/words.txt -I docs/names.txt --skip '*.json,*.j2,*.min.js' workflow/zerotrain
 	@snakemake --lint
