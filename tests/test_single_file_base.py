@@ -59,8 +59,7 @@ def tensors(folder: Path, part: str) -> dict[str, torch.Tensor]:
     return load_file(file)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-@pytest.mark.parametrize("named", ["folder", "file"])
+@pytest.mark.parametrize(("dtype", "named"), [("fp32", "folder"), ("fp16", "file")])
 def test_an_exported_ldm_is_a_base_bit_for_bit(whole, tmp_path, dtype, named):  # noqa: F811
     """Every tensor of every part, in its type, and the small files as they were."""
     convert(whole, "ldm", tmp_path / "ldm", dtype=dtype)

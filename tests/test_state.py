@@ -52,7 +52,7 @@ def written(tmp_path: Path) -> dict[str, dict[str, torch.Tensor]]:
 def test_state_comes_back_bit_for_bit(
     tmp_path: Path, written: dict[str, dict[str, torch.Tensor]]
 ) -> None:
-    """Position and tensors, whatever bits they hold."""
+    """Position and tensors, whatever bits they hold, whole and from their second element on."""
     found = State(tmp_path / "state")
     assert found.position == POSITION
     assert sorted(found.names) == sorted(SHAPES)
@@ -62,6 +62,9 @@ def test_state_comes_back_bit_for_bit(
             tensor = found.tensor(name, slot)
             assert (tensor.dtype, tensor.shape) == (torch.float32, expected.shape)
             assert torch.equal(tensor.view(torch.int32), expected.view(torch.int32))
+            part = torch.empty(max(0, expected.numel() - 1))
+            found.fill(name, slot, 1, part)
+            assert torch.equal(part, expected.flatten()[1:])
 
 
 def test_a_state_replaced_in_place_is_read_again(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 from pydantic import ValidationError
 from tests.builders.images import make_image_config
-from tests.builders.refusals import refused
 
 from zerotrain.config.captions import CaptionConfig
 from zerotrain.data.captions import (
@@ -151,16 +149,6 @@ def test_the_manifest_holds_the_captions_that_are_trained(tmp_path, capsys):
         "caption_extension", ""
     ).replace("caption_strategy", "")
     assert "other_" not in text
-
-
-def test_an_emptied_caption_is_listed_and_refused(tmp_path: Path) -> None:
-    images = tmp_path / "images"
-    images.mkdir()
-    Image.new("RGB", (16, 16)).save(images / "a.png")
-    (images / "a.txt").write_text("blurry")
-    config = make_image_config(images, data={"caption_filter_list": ["blurry"]})
-    error = refused(prepare_dataset, config.data, tmp_path / "dataset")
-    assert "a.png: nothing is left of its caption" in str(error)
 
 
 def test_placeholders_that_nothing_replaces_are_named() -> None:

@@ -27,7 +27,7 @@ LORA = {"rank": 2, "alpha": 8.0, "dropout": 0.0, "target_modules": None}
 """Of the attention's projections, whatever the class calls them."""
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2", "bloom", "bart"])
+@pytest.fixture(scope="module", params=["gpt2", "bloom", "bart"])
 def kind(request) -> str:
     return request.param
 

@@ -134,13 +134,12 @@ def test_latents_are_scaled_as_the_pipeline_expects_them(
 
 
 @every_family
-@pytest.mark.parametrize("shard", ["10GB", "1MB"])
 def test_saved_weights_load_and_keep_the_configuration(
-    case: Case, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard: str
+    case: Case, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """from_pretrained gives back every tensor, from one file or several; tables that are not
-    trained, such as that of positions, are the base's."""
-    monkeypatch.setattr(model_tensors, "MAX_SHARD_SIZE", shard)
+    """from_pretrained gives back every tensor from several files; tables that are not trained, such
+    as that of positions, are the base's."""
+    monkeypatch.setattr(model_tensors, "MAX_SHARD_SIZE", "1MB")
     model = case.family.load_model(base)
     tensors = {name: torch.rand_like(tensor) for name, tensor in model.named_parameters()}
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
@@ -155,7 +154,7 @@ def test_saved_weights_load_and_keep_the_configuration(
     assert (tmp_path / part / "config.json").read_bytes() == (
         base / part / "config.json"
     ).read_bytes()
-    assert (len(list((tmp_path / part).glob("*.safetensors"))) == 1) == (shard == "10GB")
+    assert len(list((tmp_path / part).glob("*.safetensors"))) > 1
 
 
 @every_family

@@ -70,10 +70,9 @@ def embeds_of(folder: Path, image: Image.Image) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("side", [16, 32, 48])
-def test_embeddings_are_those_of_the_pipeline(redux, side):
-    """Of an image of any side: T5's tokens, then the image's; CLIP's pooled embedding."""
-    image = make_pictures(side, 2)[1]
+def test_embeddings_are_those_of_the_pipeline(redux):
+    """Of an image of another side: T5's tokens, then the image's; CLIP's pooled embedding."""
+    image = make_pictures(48, 2)[1]
     found = FAMILY.load_encoders(redux, "cpu").encode_prompts([PROMPT], pixels_of(image))
     expected = embeds_of(redux, image)
     assert found["prompt_embeds"].shape[1] == TEXT + IMAGE

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from tests.builders.images import build_nano, draw_house
+from tests.builders.images import build_nano
 from tests.families.promises import batch_of, prediction
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
@@ -74,7 +74,7 @@ def test_the_tokens_that_are_kept_are_those_of_the_whole_text(train):
     letters = "abcdefg ÄÖé  \t\n.,!' #12345 猫 don't <|endoftext|> \u2581 "
     draw = random.Random(0)
     lengths = (0, 30, 200, LETTERS_PER_TOKEN * LIMIT, 900, 3000)
-    texts = ["".join(draw.choices(letters, k=draw.choice(lengths))) for _ in range(400)]
+    texts = ["".join(draw.choices(letters, k=draw.choice(lengths))) for _ in range(150)]
     texts += ["    " * LIMIT * 5 + "a red house", "word" * 4 * LIMIT, "word " * LIMIT]
     wanted = {"padding": "max_length", "max_length": LIMIT, "truncation": True}
     for start in range(0, len(texts), 4):
@@ -191,11 +191,6 @@ def test_the_command_reads_long_prompts_as_the_weights_were_trained(nano, tmp_pa
         )
         assert Image.open(file).tobytes() == draw(nano, [LONG], name)[0]
     assert contents == {"chunk": "chunk", "truncate": None}
-
-
-def test_a_short_prompt_gives_the_image_of_a_users_own_call(nano):
-    pipeline = pipeline_class(SDXL.spec.pipeline).from_pretrained(nano)
-    assert draw(nano, [SHORT], "chunk") == [draw_house(pipeline)]
 
 
 def test_each_encoder_counts_the_captions_that_it_cuts(nano, nano_sd3, tmp_path):

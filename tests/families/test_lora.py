@@ -100,12 +100,11 @@ def test_a_target_that_names_no_layer_is_refused(nano, target, message, near):
     assert near in refused.value.hint
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_gradient_checkpointing_changes_no_gradient(nano, dropout):
+def test_gradient_checkpointing_changes_no_gradient(nano):
     """Although no input of a checkpointed block requires a gradient; dropout draws the same."""
     gradients = []
     for checkpointing in (False, True):
-        unet = make_adapted(nano, dropout=dropout)
+        unet = make_adapted(nano, dropout=0.5)
         if checkpointing:
             unet.enable_gradient_checkpointing()
         unet.train()
@@ -117,13 +116,12 @@ def test_gradient_checkpointing_changes_no_gradient(nano, dropout):
     assert all(torch.equal(plain[name], checkpointed[name]) for name in plain)
 
 
-@pytest.mark.parametrize(("target_modules", "dropout"), [(ATTENTION, 0.0), (MIXED, 0.5)])
-def test_the_pipeline_loads_the_adapter_that_was_trained(nano, tmp_path, target_modules, dropout):
+def test_the_pipeline_loads_the_adapter_that_was_trained(nano, tmp_path):
     """alpha is not rank: output equal to the trained model's, far from the base's.
 
     Layers of several kinds are all loaded, and the training's dropout no longer acts.
     """
-    changes = {"target_modules": target_modules, "dropout": dropout}
+    changes = {"target_modules": MIXED, "dropout": 0.5}
     unet = make_adapted(nano, **changes)
     write_adapter(nano, unet, tmp_path, **changes)
     pipeline = StableDiffusionXLPipeline.from_pretrained(nano, add_watermarker=False)
@@ -136,7 +134,7 @@ def test_the_pipeline_loads_the_adapter_that_was_trained(nano, tmp_path, target_
 def test_the_file_is_the_same_from_the_same_adapter(nano, tmp_path):
     """Byte for byte, with rank and alpha in its header; its sha256 is returned."""
     unet = make_adapted(nano)
-    found = {write_adapter(nano, unet, tmp_path / str(n))[ADAPTER] for n in range(8)}
+    found = {write_adapter(nano, unet, tmp_path / str(n))[ADAPTER] for n in range(3)}
     assert found == {hashlib.sha256((tmp_path / "0" / ADAPTER).read_bytes()).hexdigest()}
     assert [path.name for path in (tmp_path / "0").iterdir()] == [ADAPTER]
     with safe_open(tmp_path / "0" / ADAPTER, "pt") as file:
@@ -213,11 +211,13 @@ def test_an_empty_adapter_is_refused(nano, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"use_dora": True}, {"use_rslora": True}, {"init_lora_weights": "orthogonal"}],
+    ("options", "dtype"),
+    [
+        ({}, torch.float32), ({"use_dora": True}, torch.bfloat16),
+        ({"init_lora_weights": "orthogonal"}, torch.float16),
+    ],
     ids=str,
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+)  # fmt: skip
 def test_an_adapter_is_written_once_a_step_has_trained_it(nano, tmp_path, options, dtype):
     """A change of 1e-6 of one factor counts; both factors of orthogonal are large before that."""
     unet = make_adapted(nano, trained=False, **options)
@@ -258,11 +258,8 @@ def test_tensors_that_read_otherwise_than_announced_are_refused(nano, tmp_path):
     "options",
     [
         {"use_rslora": True},
-        {"use_dora": True},
-        {"init_lora_weights": "gaussian"},
-        {"init_lora_weights": "orthogonal"},
-        {"target_modules": None},
-        {"target_modules": "all-linear"},
+        {"use_dora": True, "init_lora_weights": "orthogonal"},
+        {"target_modules": "all-linear", "init_lora_weights": "gaussian"},
     ],
     ids=str,
 )
@@ -271,7 +268,7 @@ def test_options_reach_what_diffusers_loads(nano, tmp_path, options):
     and so do its parameters in the plan."""
     unet = make_adapted(nano, **options)
     plain = make_adapted(nano)
-    assert options == {"target_modules": None} or difference(unet, plain) > 1e-4
+    assert difference(unet, plain) > 1e-4
     write_adapter(nano, unet, tmp_path, **options)
     pipeline = StableDiffusionXLPipeline.from_pretrained(nano, add_watermarker=False)
     pipeline.load_lora_weights(tmp_path)

@@ -81,21 +81,25 @@ def test_a_length_that_is_asked_for_holds_in_encoding_and_in_sampling(nano_sd3):
         FAMILY.load_encoders(nano_sd3, "cpu", 33)
 
 
-@pytest.mark.parametrize("length", [8, None])
-def test_the_command_samples_at_the_length_that_was_trained(nano_sd3, tmp_path, length):
-    """Exported weights carry it; where training had none it is the family's own."""
+def test_the_command_samples_at_the_length_that_was_trained(nano_sd3, tmp_path):
+    """Exported weights carry it, where training had one."""
     raw = {"run": "r", "family": "sd3", "base": "nano", "data": {"images": "i"}}
-    raw |= {"phases": [{"name": "p", "until": 1}], "cache": {"max_sequence_length": length}}
-    target = WeightsTarget.of(ExportSettings.of(parse_config(raw, "test")), nano_sd3, tmp_path)
+    raw |= {"phases": [{"name": "p", "until": 1}]}
+    plain, content = (
+        WeightsTarget.of(
+            ExportSettings.of(parse_config(raw | {"cache": cache}, "test")), nano_sd3, tmp_path
+        ).content(step=1, averaged=False)
+        for cache in ({}, {"max_sequence_length": 8})
+    )
+    assert content.keys() - plain.keys() == {"max_sequence_length"}
     with artifact.publish(tmp_path / "weights", "weights") as draft:
         shutil.copytree(nano_sd3, draft.folder, dirs_exist_ok=True)
-        draft.content = target.content(step=1, averaged=False)
-    assert ("max_sequence_length" in draft.content) == (length is not None)
+        draft.content = content
     values = {"number": 1, "seed": 7, "steps": 2, "guidance": 3.0, "resolution": "16", "base": None}
     (file,) = sample_command(
         SampleOptions(tmp_path / "weights", "a red house", out=tmp_path / "png", **values)
     )
-    expected = draw_house(pipeline_of(nano_sd3), max_sequence_length=length or TOKENS)
+    expected = draw_house(pipeline_of(nano_sd3), max_sequence_length=8)
     assert Image.open(file).tobytes() == expected
     for side in ("24", "64"):  # no multiple of a patch; more patches than there are positions
         with pytest.raises(PipelineError, match=rf"--resolution {side}: .*\d"):

@@ -46,8 +46,9 @@ def no_base(name: str) -> None:
     """A base of which nothing is frozen."""
 
 
-@pytest.mark.parametrize("wrap", ["", "module.", "pipe.dit."])
-@pytest.mark.parametrize("pickled", [False, True])
+@pytest.mark.parametrize(
+    ("wrap", "pickled"), [("", False), ("module.", True), ("pipe.dit.", False)]
+)
 def test_numbers_of_one_group_follow_the_model(tmp_path: Path, wrap: str, pickled: bool) -> None:
     """Repeated shapes, as in every real model: each moment goes to its own parameter, whatever the
     order of names in the file and whatever stands before them."""
@@ -59,15 +60,6 @@ def test_numbers_of_one_group_follow_the_model(tmp_path: Path, wrap: str, pickle
         assert torch.equal(found.tensor(name, "master"), tensor)
         assert torch.equal(found.tensor(name, "exp_avg"), live.moments[name])
     assert found.position.param_groups[0]["parameters"] == list(TRAINED)
-
-
-def test_several_groups_are_not_guessed(tmp_path: Path) -> None:
-    """Of groups without names no one knows who is in which: the moments are left out, with a
-    sentence, and never given to another layer."""
-    trained_there(tmp_path / "there", ["1.weight", "1.bias"], ["0.weight", "0.bias"])
-    found = fit(open_external(tmp_path / "there"), TRAINED, no_base)
-    assert found.slots == ["master"]
-    assert "the optimizer's moments: its 4 parameters in 2 groups have numbers" in found.lost[0]
 
 
 def test_an_optimizer_that_names_its_parameters_is_believed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ def answer(weights: Path, *words: object) -> str:
     return run_command("generate", weights, PROMPT, *WORDS, *words, progress=False)
 
 
+@cache
 def expected(language: Language, weights: Path) -> str:
     """What the family says in an evaluation."""
     config = EvaluateConfig(max_new_tokens=12)

@@ -62,7 +62,14 @@ def test_a_dry_run_writes_the_card_and_lists_the_files(phase, language, tmp_path
     assert "| format | peft |" in text
 
 
-@pytest.mark.parametrize("form", ["peft", "single_file", "transformers", "adapter", "method"])
+@pytest.mark.parametrize(
+    ("language", "form"),
+    [
+        *(("causal_lm", form) for form in ("peft", "single_file", "adapter", "method")),
+        *(("seq2seq_lm", form) for form in ("peft", "transformers")),
+    ],
+    indirect=["language"],
+)
 def test_the_card_says_how_to_load_it(language, tmp_path, form, monkeypatch):
     """Its code runs, and gives the model that was trained."""
     source = language.lora if form in ("adapter", "peft") else language.whole

@@ -12,6 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from tests.builders.exports import Export
+from tests.builders.refusals import refused
 from tests.families.texts import build
 from tests.formats.conftest import header, tensors_below
 from tests.formats.languages import ADAPTER, MESSAGES, Language, config_of, publish_base
@@ -27,8 +28,7 @@ from zerotrain.export.formats.conversion import convert
 from zerotrain.export.formats.weights import ExportedWeights
 from zerotrain.models.families import load_family
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-OF_IMAGES = [name for name, form in FORMATS.items() if form.modality == "image"]
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def load(language: Language, folder: Path, **options: Any) -> Any:
@@ -37,8 +37,7 @@ def load(language: Language, folder: Path, **options: Any) -> Any:
     return auto.from_pretrained(folder, **options).eval()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shard", [None, "100KB"])
+@pytest.mark.parametrize(("dtype", "shard"), [("fp16", None), ("bf16", "100KB")])
 def test_a_folder_is_what_transformers_loads(language, tmp_path, dtype, shard):
     """In the type that it was written in, by from_pretrained alone; with its tokenizer."""
     convert(language.whole, None, tmp_path / "out", dtype=dtype, max_shard_size=shard)
@@ -193,9 +192,9 @@ def test_merged_weights_are_those_that_peft_merges(language, tmp_path):
     assert not (tmp_path / "out" / "adapter_config.json").exists()
 
 
-@pytest.mark.parametrize("prefix", ["", "text_encoder."])
-def test_a_single_file_has_each_tensor_once(language, tmp_path, prefix):
+def test_a_single_file_has_each_tensor_once(language, tmp_path):
     """Under the library's names behind a prefix; tied weights under their first."""
+    prefix = "text_encoder."
     convert(language.whole, "single_file", tmp_path / "out", dtype="bf16", prefix=prefix)
     found = load_file(tmp_path / "out" / "model.safetensors")
     expected = tensors_below(language.whole)
@@ -205,29 +204,18 @@ def test_a_single_file_has_each_tensor_once(language, tmp_path, prefix):
     assert said["zerotrain.weights"] == artifact.read(language.whole, "weights").identity
 
 
-def test_an_applied_adapter_answers(language, tmp_path):
-    """What `generate` says of a LoRA's folder is what its merged weights say, not its base."""
-    convert(language.lora, "merged", tmp_path / "merged")
-    config = EvaluateConfig(max_new_tokens=12)
-
-    def answer(folder: Path) -> list[str]:
-        return language.family.generate(folder, [MESSAGES], config, max_length=32, device="cpu")
-
-    assert answer(language.lora) == answer(tmp_path / "merged")
-    assert answer(language.lora) != answer(language.base)
-
-
-@pytest.mark.parametrize("form", OF_IMAGES)
-def test_formats_of_images_are_refused(language, tmp_path, form):
-    with pytest.raises(PipelineError, match=f"--to {form}: .* is a model of text, and") as refused:
-        convert(language.lora, form, tmp_path / "out")
-    assert refused.value.hint == "choose one of transformers, merged, single_file, peft"
-
-
-def test_an_adapter_is_no_single_file(language, tmp_path):
-    with pytest.raises(PipelineError, match="holds an adapter, and programs of text") as refused:
-        convert(language.lora, "single_file", tmp_path / "out")
-    assert "--to peft" in refused.value.hint
+@pytest.mark.parametrize(
+    ("form", "what", "hint"),
+    [
+        *((name, "is a model of text, and", "transformers, merged, single_file, peft")
+          for name, form in FORMATS.items() if form.modality == "image"),
+        ("single_file", "holds an adapter, and programs of text", "--to peft"),
+    ],
+)  # fmt: skip
+def test_formats_that_cannot_be_are_refused(language, tmp_path, form, what, hint):
+    error = refused(convert, language.lora, form, tmp_path / "out")
+    assert what in error.what
+    assert hint in error.hint
 
 
 def test_an_adapter_to_a_tied_head_alone_is_not_merged(language, tmp_path):

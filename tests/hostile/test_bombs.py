@@ -96,9 +96,9 @@ def test_an_image_of_a_megabyte_takes_no_gigabyte(
     assert bool(said) == bool(refused)
 
 
-@pytest.mark.parametrize("name", ["one.txt", "metadata.jsonl", "metadata.csv", "quoted.csv"])
+@pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv", "quoted.csv"])
 def test_captions_of_600_megabytes_are_one_sentence(name: str, tmp_path: Path) -> None:
-    """A caption file, tables whose first line does not end, and a cell whose quote does not."""
+    """Tables whose first line does not end, and a cell whose quote does not."""
     Image.new("RGB", (1, 1)).save(tmp_path / "one.png")
     quoted = name == "quoted.csv"
     file = tmp_path / name.replace("quoted", "metadata")
@@ -109,7 +109,6 @@ def test_captions_of_600_megabytes_are_one_sentence(name: str, tmp_path: Path) -
     peak, said = measure(tmp_path)
     assert peak < 2**28
     expected = {
-        "one.txt": "caption one.txt has 600,000,000 bytes; captions are read up to 16,777,216",
         "quoted.csv": f"ERROR: {file}, row that begins on line 2: not valid CSV (field larger than "
         "field limit (16777216))",
     }
@@ -207,13 +206,12 @@ def test_a_catastrophic_pattern_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "limit"),
+    ("template", "limit", "turns"),
     [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "0.5 s"),
-        ("{{ 'a' * 2 ** 33 }}", "1 GiB of memory"),
+        (f"{'{% for a in range(99999) %}' * 2}{'{% endfor %}' * 2}", "0.5 s", 3),
+        ("{{ 'a' * 2 ** 33 }}", "1 GiB of memory", 1),
     ],
 )
-@pytest.mark.parametrize("turns", [1, 3])
 def test_a_chat_template_ends(
     template: str, limit: str, turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

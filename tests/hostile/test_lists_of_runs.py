@@ -70,25 +70,28 @@ def check_shown(*runs: str) -> None:
 PARTS = ("", "/live", "/controls", "/pictures")
 
 
-@pytest.mark.parametrize(
-    ("step", "loss", "seconds"),
-    [
-        ("1", "NaN", "NaN"), ("1", "Infinity", "-Infinity"), ("9" * 400, "1", "1"),
-        ("1", "9" * 400, "9" * 400), ("1", "1e308", "1e308"), ("-1", "-1e308", "-1e308"),
-        ("18446744073709551615", "1", "1"), ("-9223372036854775808", "5e-324", "5e-324"),
-        ("true", "true", "true"), ("1", '"x"', "[]"), ("1.5", "null", "{}"), ("0", "1e30", "0"),
-        ("1", "[" * 100_000, "1"),
-    ],
-)  # fmt: skip
-def test_numbers_of_metrics(evil: WatchedRun, step: str, loss: str, seconds: str) -> None:
-    """Numbers that no training has are passed over, or drawn."""
+NUMBERS = [
+    ("1", "NaN", "NaN"), ("1", "Infinity", "-Infinity"), ("9" * 400, "1", "1"),
+    ("1", "9" * 400, "9" * 400), ("1", "1e308", "1e308"), ("-1", "-1e308", "-1e308"),
+    ("18446744073709551615", "1", "1"), ("-9223372036854775808", "5e-324", "5e-324"),
+    ("true", "true", "true"), ("1", '"x"', "[]"), ("1.5", "null", "{}"), ("0", "1e30", "0"),
+    ("1", "[" * 100_000, "1"),
+]  # fmt: skip
+
+
+def test_numbers_of_metrics(evil: WatchedRun) -> None:
+    """Steps, losses and seconds that no training has are passed over, or drawn."""
     file = evil.folder.phase("plain").progress / "metrics.jsonl"
-    with file.open("a") as stream:
-        for number in ("1", step, step):
-            stream.write(LINE.format(step=number, loss=loss, seconds=seconds))
-            stream.write(LINE.format(step=5, loss="-1e308", seconds="1e-320"))
-            stream.write(LINE.format(step=5, loss=loss, seconds=seconds).replace('"loss', '"val_'))
+    before = file.read_text()
+    for step, loss, seconds in NUMBERS:
+        with file.open("a") as stream:
+            for number in ("1", step, step):
+                line = LINE.format(step=number, loss=loss, seconds=seconds)
+                stream.write(line + line.replace('"loss', '"val_'))
+                stream.write(LINE.format(step=5, loss="-1e308", seconds="1e-320"))
+        assert read_run_state("evil").state != "failed"
     check_shown("good", "evil")
+    file.write_text(before)
 
 
 def _pipe(path: Path) -> None:
@@ -99,14 +102,15 @@ def _loop(path: Path) -> None:
     path.symlink_to(path.name)
 
 
-@pytest.mark.parametrize("make", [_pipe, Path.mkdir, _loop])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "make"),
     [
-        "plain/progress/lock", "plain/progress/exit.json", "plain/progress/metrics.jsonl",
-        "plain/progress/ended-0.json", "plain/launch/run.yaml", "plain/checkpoint/manifest.json",
-        "logs/train_phase.plain.log", "logs/builder.train.log", "logs/builder.train.json",
-        ".switch/lock", "plain/progress/ranks",
+        ("plain/progress/lock", _pipe), ("plain/progress/exit.json", Path.mkdir),
+        ("plain/progress/metrics.jsonl", _loop), ("plain/progress/ended-0.json", _pipe),
+        ("plain/launch/run.yaml", Path.mkdir), ("plain/checkpoint/manifest.json", _loop),
+        ("logs/train_phase.plain.log", _pipe), ("logs/builder.train.log", Path.mkdir),
+        ("logs/builder.train.json", _loop), (".switch/lock", _pipe),
+        ("plain/progress/ranks", Path.mkdir),
     ],
 )  # fmt: skip
 def test_pipes_folders_and_loops_in_the_place_of_files(
@@ -120,20 +124,20 @@ def test_pipes_folders_and_loops_in_the_place_of_files(
     check_shown("good", "evil")
 
 
-@pytest.mark.parametrize("text", ["[" * 50_000, "- " * 50_000], ids=["flow", "block"])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "text"),
     [
-        "plain/launch/run.yaml", "plain/progress/lock", "plain/progress/exit.json",
-        "plain/checkpoint/manifest.json", "plain/weights/manifest.json", ".switch/switch.json",
-        "logs/builder.switch.json",
+        ("plain/launch/run.yaml", "[ "), ("plain/launch/run.yaml", "- "),
+        ("plain/progress/lock", "[ "), ("plain/progress/exit.json", "[ "),
+        ("plain/checkpoint/manifest.json", "[ "), ("plain/weights/manifest.json", "- "),
+        (".switch/switch.json", "[ "), ("logs/builder.switch.json", "- "),
     ],
 )  # fmt: skip
 def test_deep_nesting(evil: WatchedRun, name: str, text: str) -> None:
     """libyaml would end the process: of watch, trace, compare, doctor and of the page's server."""
     path = evil.folder.path / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_text(text * 50_000)
     check_shown("good", "evil")
     assert read_note(evil.folder.path / ".switch") is None
     launch = evil.folder.phase("plain").launch
@@ -154,12 +158,12 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("text", CONFIGS.values(), ids=CONFIGS)
-def test_configurations_that_cannot_be_read(evil: WatchedRun, text: str) -> None:
+def test_configurations_that_cannot_be_read(evil: WatchedRun) -> None:
     """They are offered to be corrected, and the other ones are found."""
-    evil.file.write_text(text)
-    (evil.file.parent / "another.yaml").write_text(text)
-    check_shown("good", "evil")
+    for name, text in CONFIGS.items():
+        evil.file.write_text(text)
+        (evil.file.parent / f"{name}.yaml").write_text(text)
+        check_shown("good", "evil")
 
 
 def test_a_run_that_cannot_be_read_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,10 +199,10 @@ def test_a_pipe_in_the_place_of_a_file(model: Path) -> None:
 
 PATTERN = "([a-z0-9_.]+)+!"
 SETTINGS = [
-    {"target_modules": PATTERN}, {"target_modules": "("}, {"exclude_modules": PATTERN},
+    {"target_modules": PATTERN}, {"target_modules": "("}, {"exclude_modules": "("},
     {"rank_pattern": {PATTERN: 4}}, {"rank_pattern": {"(": 4}}, {"rank_pattern": ["q_proj"]},
-    {"alpha_pattern": {PATTERN: 4}}, {"alpha_pattern": {"(": 4}}, {"modules_to_save": ["("]},
-    {"layers_pattern": [PATTERN], "layers_to_transform": [0]}, {"r": "many"}, {"r": [[1]]},
+    {"alpha_pattern": {"(": 4}}, {"modules_to_save": ["("]}, {"r": "many"}, {"r": [[1]]},
+    {"layers_pattern": [PATTERN], "layers_to_transform": [0]},
     {"lora_alpha": None, "r": 0}, {"peft_type": "NO_SUCH"}, {"target_modules": ["no_such_layer"]},
     {"megatron_config": {"a": 1}, "megatron_core": "this"},
 ]  # fmt: skip

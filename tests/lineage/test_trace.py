@@ -208,11 +208,16 @@ def test_a_file_that_is_not_what_it_was_is_named(chain: Path, file: str) -> None
         assert (finding["problem"], finding["path"]) == (problem, file)
         assert finding["expected"] != finding["found"]
         assert len(found["artifacts"]) == 10
+    assert document()["whole"]
+
+
+def test_a_finding_ends_the_text(chain: Path) -> None:
+    """In capitals, and the last line counts them."""
+    for problem in broken(Path(FILES[0])):
         code, said = trace(WEIGHTS)
         assert code == 1
-        assert f"{problem.upper()} {file}: expected" in said
+        assert f"{problem.upper()} {FILES[0]}: expected" in said
         assert said.splitlines()[-1] == "NOT WHOLE: 1 finding, named above"
-    assert document()["whole"]
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -249,7 +254,6 @@ def test_a_manifest_that_says_anything_else_is_named(chain: Path, folder: str, m
         code, said = trace(WEIGHTS)
         assert code == 1, leaf
         assert re.search(rf"(DIFFERENT|MISSING|UNKNOWN|as) {folder}\b", said), (leaf, said)
-        assert trace(WEIGHTS, "--format", "mermaid")[0] == 1
     path.write_text(text, encoding="utf-8")
     assert trace(WEIGHTS)[0] == 0
 

@@ -49,7 +49,10 @@ def test_an_adapter_alone_is_trained_of_a_model_of_20_billion_parameters():
     ("family", "base", "targets"),
     [
         *((family, "nano", targets) for family in FAMILIES for targets in (None, "all-linear")),
-        *shipped_models("all-linear"),
+        *(
+            pytest.param(*one.values, marks=[*one.marks, pytest.mark.slow])
+            for one in shipped_models("all-linear")
+        ),
     ],
 )
 def test_a_lora_has_the_parameters_that_its_names_promise(family, base, targets):

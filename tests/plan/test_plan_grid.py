@@ -26,10 +26,6 @@ WHOLE = [*((size, None, 1) for size in SIZES), (64, 4, 1), (64, None, 2)]
 """Of a preset: size, rank of an adapter or None, processes."""
 SAMPLE = [(40, None, 1), (4096, None, 1), (64, 4, 2)]
 """A size that is no multiple, one beyond all positions, and an adapter on two processes."""
-GRIDS = [("nano", "nano", SAMPLE), ("nano-whole", "nano", WHOLE), ("micro", "micro", WHOLE[2:])]
-"""Name, preset and what is planned of it."""
-IN_CI = ("sdxl", "causal_lm")
-"""Families of which CI plans the sample; `make test-soak` has all of each family."""
 REFUSALS = ("is no multiple of", "has positions for images of up to")
 
 
@@ -72,13 +68,8 @@ def is_expected(refusal: str) -> bool:
 @pytest.mark.parametrize(
     ("family", "preset", "grid"),
     [
-        pytest.param(
-            *(family, preset, grid),
-            id=f"{family}-{name}",
-            marks=() if name == "nano" and family in IN_CI else pytest.mark.soak,
-        )
-        for name, preset, grid in GRIDS
-        for family in FAMILIES
+        *((family, "nano", SAMPLE) for family in ("sdxl", "causal_lm")),
+        *(pytest.param(one, "micro", WHOLE, marks=pytest.mark.soak) for one in FAMILIES),
     ],
 )
 def test_a_preset_of_any_size_is_planned_or_refused(

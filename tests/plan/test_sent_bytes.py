@@ -58,11 +58,8 @@ def _train(inputs: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("preset", "accumulation"),
     [
-        pytest.param("torch", 2, marks=pytest.mark.soak),
-        pytest.param("zero1", 2, marks=pytest.mark.soak),
         pytest.param("zero2", 2, marks=pytest.mark.slow),
         pytest.param("zero3", 1, marks=pytest.mark.slow),
-        pytest.param("zero3", 2, marks=pytest.mark.soak),
     ],
 )
 def test_a_step_sends_what_is_counted(

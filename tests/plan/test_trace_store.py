@@ -84,18 +84,16 @@ def alter(text: str) -> str:
     return json.dumps(document)
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda _: "", lambda text: text[:-9], alter, lambda _: "[]", lambda _: "{}"]
-)
-def test_a_damaged_trace_is_made_again(damage: Any, store: Path) -> None:
+def test_a_damaged_trace_is_made_again(store: Path) -> None:
     """Empty, cut short, altered, or something else: never a wrong figure, and it is repaired."""
     config = run()
     first = trace(config, config.phases[0], None)
     (file,) = store.glob("*.json")
     whole = file.read_text()
-    file.write_text(damage(whole))
-    assert trace(config, config.phases[0], None).engines == first.engines
-    assert file.read_text() == whole
+    for damaged in ("", whole[:-9], alter(whole), "[]", "{}"):
+        file.write_text(damaged)
+        assert trace(config, config.phases[0], None).engines == first.engines
+        assert file.read_text() == whole
 
 
 def test_an_engine_that_is_missing_is_traced_and_joins(store: Path) -> None:

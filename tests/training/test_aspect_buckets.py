@@ -124,50 +124,32 @@ def test_a_batch_trains_as_its_images_one_by_one(training):
     assert measured[1] == pytest.approx(measured[0], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("family", "processes"),
-    [
-        pytest.param("sdxl", 1, marks=pytest.mark.soak),
-        pytest.param("sdxl", 2, marks=pytest.mark.slow),
-        pytest.param("sd3", 1, marks=pytest.mark.soak),
-        pytest.param("sd3", 2, marks=pytest.mark.soak),
-    ],
-)
-def test_a_switch_changes_nothing(nano, family, processes):
+@pytest.mark.slow
+def test_a_switch_changes_nothing(nano):
     """torch -> zero3_offload -> torch, an epoch each, which has all sizes, against torch alone."""
-    training = nano(family)
-    shape = {**image_values(family), "lr_scheduler_steps": 3 * EPOCH}
+    training = nano("sdxl")
+    shape = {**image_values("sdxl"), "lr_scheduler_steps": 3 * EPOCH}
     expected = training.run("whole", "torch", 3 * EPOCH, **shape)
     training.run("first", "torch", EPOCH, **shape)
     state = training.export_state("first", EPOCH)
-    training.run(
-        "second", "zero3_offload", 2 * EPOCH, state=state, num_processes=processes, **shape
-    )
+    training.run("second", "zero3_offload", 2 * EPOCH, state=state, num_processes=2, **shape)
     state = training.export_state("second", 2 * EPOCH)
     found = training.run("third", "torch", 3 * EPOCH, state=state, **shape)
     assert found[:EPOCH] == expected[:EPOCH]
-    assert deviation(found, expected) <= (1e-6 if processes == 1 else 1e-5)
+    assert deviation(found, expected) <= 1e-5
 
 
-@pytest.mark.parametrize(
-    ("family", "preset"),
-    [
-        pytest.param("sdxl", "torch", marks=pytest.mark.soak),
-        pytest.param("sdxl", "zero3_offload", marks=pytest.mark.soak),
-        pytest.param("sd3", "torch", marks=pytest.mark.slow),
-        pytest.param("sd3", "zero3_offload", marks=pytest.mark.soak),
-    ],
-)
-def test_a_kill_changes_no_bit(nano, server, family, preset):
+@pytest.mark.slow
+def test_a_kill_changes_no_bit(nano, server):
     """A training that is killed and resumed ends with the weights of one that was left alone."""
-    training, until = nano(family), 2 * EPOCH
-    shape = {**image_values(family), "save_every": 2, "keep": 2}
-    training.phase("whole", preset, until, **shape)
+    training, until = nano("sd3"), 2 * EPOCH
+    shape = {**image_values("sd3"), "save_every": 2, "keep": 2}
+    training.phase("whole", "torch", until, **shape)
     counter = KillPoint(server, training.folder)
     process = training.start("whole", kill=counter)
     process.join(120)
     assert process.exitcode == 0
-    training.phase("cut", preset, until, **shape)
+    training.phase("cut", "torch", until, **shape)
     process = training.start(
         "cut", kill=KillPoint(server, training.folder, counter.started * 2 // 3)
     )
@@ -179,16 +161,7 @@ def test_a_kill_changes_no_bit(nano, server, family, preset):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "conditioned"),
-    [
-        pytest.param("sdxl", False, marks=pytest.mark.soak),
-        ("sd3", False),
-        pytest.param("qwen_image", False, marks=pytest.mark.soak),
-        pytest.param("flux", False, marks=pytest.mark.soak),
-        ("flux", True),
-    ],
-)
+@pytest.mark.parametrize(("family", "conditioned"), [("sd3", False), ("flux", True)])
 def test_every_family_trains_on_buckets(family, conditioned, nano_inputs, tmp_path, server):
     """Images of three shapes through prepare_dataset, cache_latents and four steps: a batch gives
     the losses of its images one by one; with conditioning images, too."""

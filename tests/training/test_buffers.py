@@ -87,9 +87,8 @@ def test_codes_of_frozen_weights_are_not_read() -> None:
 
 @pytest.mark.parametrize(
     ("preset", "processes"),
-    [("torch", 1), pytest.param("torch", 2, marks=pytest.mark.slow),
-     pytest.param("zero2_offload", 1, marks=pytest.mark.slow)],
-)  # fmt: skip
+    [("torch", 1), pytest.param("zero2_offload", 2, marks=pytest.mark.slow)],
+)
 def test_a_training_with_running_statistics_is_refused(training, preset, processes) -> None:
     """At its first step, before a checkpoint, with exit code 2; frozen by the base, it trains."""
     training.phase("a", preset, 3, family="running", num_processes=processes, save_every=1)

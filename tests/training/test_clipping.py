@@ -19,17 +19,10 @@ SGD: dict[str, Any] = {
 }  # fmt: skip
 """One step subtracts the gradient times the rate."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "torch": ("torch", {}),
-    "zero2-fp16": ("zero2", {"mixed_precision": "fp16"}),
     "zero3": ("zero3", {}),
     "torch-fp16-2": ("torch", {"mixed_precision": "fp16", "num_processes": 2}),
-    "zero1": ("zero1", {}),
-    "zero2-2": ("zero2", {"num_processes": 2}),
     "zero2_offload-bf16": ("zero2_offload", {"mixed_precision": "bf16"}),
-    "zero3_offload-bf16-2": ("zero3_offload", {"mixed_precision": "bf16", "num_processes": 2}),
 }
-SAMPLE = ("torch-fp16-2", "zero3", "zero2_offload-bf16")
-"""Cases that CI has; `make test-soak` has the others."""
 
 
 def weights(training: Any, name: str) -> torch.Tensor:
@@ -39,9 +32,7 @@ def weights(training: Any, name: str) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [pytest.param(one, marks=() if one in SAMPLE else pytest.mark.soak) for one in CASES]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_each_value_is_cut_to_the_bound(training, case):
     """The step is that of the whole gradient, cut value by value."""
     preset, own = CASES[case]

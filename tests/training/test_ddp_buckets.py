@@ -62,13 +62,3 @@ def test_buckets_are_those_of_the_first_step(group) -> None:
 def test_find_unused_parameters_has_the_same_buckets(group) -> None:
     """So the key changes no bit, and is no part of what the training's numbers depend on."""
     assert buckets(2, unused=False) == buckets(2, unused=True)
-
-
-@pytest.mark.soak
-def test_three_processes_resume_to_the_same_bits(training) -> None:
-    """At three, unlike two, the order in which a bucket adds counts: a start in the middle ends in
-    the bits of an undisturbed run, and find_unused_parameters changes none."""
-    shape = {"num_processes": 3, "global_batch_size": 6, "micro_batch_size": 2}
-    whole = training.assert_resumes("torch", 3, 6, **shape)
-    assert training.run("unused", "torch", 6, find_unused_parameters=True, **shape) == whole
-    assert training.hashes("unused", 6) == training.hashes("whole", 6)

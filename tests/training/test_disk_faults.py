@@ -18,45 +18,12 @@ from tests.builders.refusals import refusal, refused
 from tests.conftest import Mount
 from tests.training.saving_trials import Engine, made, values
 
-from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.training.checkpointing import checkpoint_room, saving
 from zerotrain.training.checkpointing.progress_folder import newest_intact, saved_steps, step_folder
 from zerotrain.training.step_counter import StepCounter
 
 TENSORS = "rank-00000-00000.safetensors"
-
-
-def ending(training, name: str) -> dict[str, object]:
-    """What a training has left about its end."""
-    found: dict[str, object] = json.loads((training.progress(name) / "exit.json").read_text())
-    return found
-
-
-def state_bytes(training, name: str, step: int) -> int:
-    """Bytes of a checkpoint's files on the disk."""
-    folder = training.rolling(name, step)
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-@pytest.mark.slow
-def test_a_full_disk_stops_before_half_a_checkpoint(training, mount: Mount) -> None:
-    """With room for one and a half; with more room the same command ends in the same bits."""
-    whole = training.run("plain", "torch", 4)
-    each = state_bytes(training, "plain", 4)
-    training.phase("full", "torch", 4, save_every=2)
-    mount(training.progress("full"), f"size={each * 3 // 2}")
-    training.train_unfinished("full")
-    assert saved_steps(training.progress("full")) == [2]
-    artifact.read(training.rolling("full", 2), "checkpoint")
-    left = ending(training, "full")
-    assert left["code"] == 2
-    assert "training stops before half of it is written" in str(left["reason"])
-    assert list(training.progress("full").glob(".step-*")) == []
-    mount(training.progress("full"), f"size={each * 4}")
-    (training.progress("full") / "exit.json").unlink()
-    assert training.train("full") == whole
-    assert training.hashes("full", 4) == training.hashes("plain", 4)
 
 
 def fill(path: Path) -> None:

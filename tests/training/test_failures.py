@@ -46,16 +46,18 @@ def _port_in_use() -> None:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        distributed.TCPStore("127.0.0.1", port, is_master=True, timeout=timedelta(seconds=1))
+        distributed.TCPStore("127.0.0.1", port, is_master=True, timeout=timedelta(seconds=0.2))
 
 
 def _no_process_comes() -> None:
-    distributed.TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=timedelta(seconds=1))
+    distributed.TCPStore(
+        "127.0.0.1", 0, world_size=2, is_master=True, timeout=timedelta(seconds=0.2)
+    )
 
 
 def _no_process_says() -> None:
     store = distributed.TCPStore(
-        "127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=1), wait_for_workers=False
+        "127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=0.2), wait_for_workers=False
     )
     store.get("never")
 

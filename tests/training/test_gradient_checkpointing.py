@@ -10,7 +10,6 @@ import pytest
 import torch
 from deepspeed import checkpointing
 from tests.builders.processes import start_ranks
-from tests.training.matrix import PRESETS
 from tests.training.tiny_models import MODELS, WAYS
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -152,30 +151,13 @@ def _train_twice(phase: ResolvedPhase, launch: Path, some: Models, answers: Any)
 Models = list[tuple[str, bool]]
 EVERY: Models = [(name, adapter) for name in MODELS for adapter in (False, True)]
 SOME: Models = [("unet", True), ("sd3", False)]
-ONCE: Models = [(name, place % 2 == 0) for place, name in enumerate(MODELS)]
-"""Each model, every other one with an adapter."""
-SETTINGS = [
-    *((preset, {}) for preset in PRESETS),
-    *((preset, {"mixed_precision": "bf16"}) for preset in ("torch", "zero2", "zero3_offload")),
-    *((preset, {"cpu_checkpointing": True}) for preset in ("torch", "zero1", "zero2_offload")),
-]
-QUICK = [("torch", {"mixed_precision": "bf16"}), ("zero3_offload", {})]
-FULL = ("zero2", {"mixed_precision": "bf16"})
-"""Of every model with and without adapter in `make test-full`, which has QUICK of some besides; the
-other settings are for `make test-soak`."""
+BF16 = {"mixed_precision": "bf16"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "changes", "some"),
-    [
-        *((*setting, SOME) for setting in QUICK),
-        pytest.param("zero3", {}, ONCE, marks=pytest.mark.soak),
-        *(
-            pytest.param(*setting, EVERY, marks=() if setting == FULL else pytest.mark.soak)
-            for setting in SETTINGS
-        ),
-    ],
+    [("torch", BF16, SOME), ("zero3_offload", {}, SOME), ("zero2", BF16, EVERY)],
 )
 def test_every_preset_trains_as_without(training, server, preset, changes, some):
     """The same bits through torch, within rounding through DeepSpeed."""

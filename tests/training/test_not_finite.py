@@ -64,15 +64,6 @@ def test_the_step_is_in_the_middle():
         ("zero1", {"mixed_precision": "bf16"}),
         ("zero2_offload", {"gradient_accumulation_steps": 2}),
         ("zero3", {"mixed_precision": "bf16", "max_grad_norm": 0.0}),
-        *(pytest.param(*case, marks=pytest.mark.soak) for case in (
-            ("torch", {"mixed_precision": "bf16"}),
-            ("zero1", {}),
-            ("zero2", {"num_processes": 2, "max_grad_norm": 0.0}),
-            ("zero2_offload", {"mixed_precision": "bf16"}),
-            ("zero3", {"gradient_accumulation_steps": 2}),
-            ("zero3", {"mixed_precision": "bf16", "num_processes": 2}),
-            ("zero3_offload", {"mixed_precision": "bf16", "max_grad_norm": 0.0}),
-        )),
     ],
 )  # fmt: skip
 def test_skip_leaves_exactly_that_update_out(spoilt, preset, changes):

@@ -15,10 +15,6 @@ from zerotrain.models.families import load_family
 
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": None}
 NF4: dict[str, Any] = {"lora": LORA, "base_model_precision": "nf4"}
-IMAGES = ("sdxl", "sd3", "flux", "qwen_image")
-TEXT = ("causal_lm", "seq2seq_lm")
-SAMPLE = ("sdxl", "causal_lm")
-"""A family of each modality for CI; `make test-soak` has the others."""
 
 
 @pytest.mark.slow
@@ -33,9 +29,7 @@ def test_the_same_bits_under_plain_pytorch_and_zero(training: Training) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "preset", ["torch", pytest.param("zero1", marks=pytest.mark.soak), "zero2"]
-)
+@pytest.mark.parametrize("preset", ["torch", "zero2"])
 def test_two_processes_train_as_one(training: Training, preset: str) -> None:
     """Codes are quantized in each process, from the same weights."""
     alone = training.run("alone", preset, 6, **NF4)
@@ -44,57 +38,42 @@ def test_two_processes_train_as_one(training: Training, preset: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["no", pytest.param("bf16", marks=pytest.mark.soak)])
-def test_a_switch_and_a_resume_lose_nothing(training: Training, precision: str) -> None:
+def test_a_switch_and_a_resume_lose_nothing(training: Training) -> None:
     """A resume gives the same bits; ZeRO-2 continues from the state of plain PyTorch."""
-    changes = {**NF4, "mixed_precision": precision, "save_every": 4}
+    changes = {**NF4, "save_every": 4}
     whole = training.assert_resumes("torch", 4, 8, **changes)
     state = training.export_state("whole", 4)
     switched = training.run("zero2", "zero2", 8, state=state, **changes)
-    assert deviation(switched, whole) <= (0.0 if precision == "no" else 5e-3)
+    assert switched == whole
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [
-    pytest.param({"gradient_checkpointing": True}, id="checkpointing", marks=pytest.mark.soak),
-    pytest.param({"lora": {**LORA, "use_dora": True}}, id="dora"),
-    pytest.param(
-        {"base_model_exclude_modules": ["to_k", "ff.net.2"]}, id="exclude", marks=pytest.mark.soak
-    ),
-])  # fmt: skip
-def test_other_keys_go_with_it(training: Training, changes: dict[str, Any]) -> None:
-    """Each under two engines alike; recomputing changes no bit, DoRA and an exclusion do."""
+def test_dora_goes_with_it(training: Training) -> None:
+    """Under two engines alike, and as another training."""
+    changes = {**NF4, "lora": {**LORA, "use_dora": True}}
     plain = training.run("plain", "torch", 4, **NF4)
-    changed = training.run("changed", "torch", 4, **{**NF4, **changes})
-    assert (changed == plain) == ("gradient_checkpointing" in changes)
-    assert training.run("zero2", "zero2", 4, **{**NF4, **changes}) == changed
+    changed = training.run("changed", "torch", 4, **changes)
+    assert changed != plain
+    assert training.run("zero2", "zero2", 4, **changes) == changed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "precision", ["int8-quanto", pytest.param("int2-quanto", marks=pytest.mark.soak)]
-)
-def test_integers_train_alike_and_resume(training: Training, precision: str) -> None:
+def test_integers_train_alike_and_resume(training: Training) -> None:
     """With recomputed blocks: the same bits under two engines and resumed."""
-    changes = {**NF4, "base_model_precision": precision, "gradient_checkpointing": True}
+    changes = {**NF4, "base_model_precision": "int8-quanto", "gradient_checkpointing": True}
     plain = training.assert_resumes("torch", 2, 4, **changes)
     apart = deviation(plain, training.run("full", "torch", 4, lora=LORA))
-    print(f"{precision} against full precision: {apart:.1e}")
     assert 1e-6 < apart < 1.0
     assert training.run("zero2", "zero2", 4, **changes) == plain
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(one, marks=() if one in SAMPLE else pytest.mark.soak)
-        for one in (*IMAGES, *TEXT)
-    ],
-)
-def test_every_family_trains(family: str, image_inputs: Any, tmp_path: Path, server: Any) -> None:
+@pytest.mark.parametrize("family", ["sdxl", "causal_lm"])
+def test_a_family_of_each_modality_trains(
+    family: str, image_inputs: Any, tmp_path: Path, server: Any
+) -> None:
     """Under bf16 of ZeRO-2 and of autocast alike, but for rounding; and the adapter is exported."""
-    if family in IMAGES:
+    if family == "sdxl":
         inputs, lora, values = image_inputs(family), TO_QKV, image_values(family)
     else:
         inputs, lora = text_inputs(family, tmp_path / "inputs", packing=False), LORA

@@ -14,27 +14,15 @@ from tests.training.matrix import deviation
 
 from zerotrain.models.families import load_family
 
-FAMILIES = ("sdxl", "sd3", "flux", "qwen_image")
 CHAIN = ("torch", "zero2_offload", "zero3_offload")
 STEPS = 2
 """Of each phase of the chain."""
-SAMPLE = [("sdxl", True), ("sd3", False), ("flux", True), ("qwen_image", False)]
-"""Each family once in CI, with an adapter or without; `make test-soak` has the others."""
+CASES = [("sdxl", True), ("sd3", False), ("flux", True), ("qwen_image", False)]
+"""Each family once, with an adapter or without."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "adapter"),
-    [
-        pytest.param(
-            *(family, adapter),
-            id=f"{family}-{'lora' if adapter else 'full'}",
-            marks=() if (family, adapter) in SAMPLE else pytest.mark.soak,
-        )
-        for family in FAMILIES
-        for adapter in (False, True)
-    ],
-)
+@pytest.mark.parametrize(("family", "adapter"), CASES)
 def test_families_switch_and_export_what_their_pipelines_load(
     family, adapter, image_inputs, image_training
 ):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.builders.phases import make_tiny_phase
 
 from zerotrain.artifact.layout import LOG
-from zerotrain.config.trackers import TENSORBOARD, is_installed
+from zerotrain.config.trackers import TENSORBOARD
 from zerotrain.training.reporting import trackers
 from zerotrain.training.reporting.trackers import hyperparameters, open_trackers, points_of
 
@@ -190,29 +188,6 @@ def test_tensorboard_has_what_a_lower_until_purged(tmp_path) -> None:
     ]
 
 
-@pytest.mark.slow
-def test_tensorboard_has_each_line_of_the_log_once(training) -> None:
-    """Of a training that was stopped, shortened, and raised again; and it has no other."""
-    common = {"report_to": [TENSORBOARD], "log_every": 2, "save_every": 2, "keep": 4}
-    for until in (7, 5, 9):
-        if until == 5:  # as kept from a time when `until` was higher
-            for step in (6, 7):
-                assert (training.rolling("a", step)).is_dir()
-        training.run("a", "torch", until, **common)
-    lines = training.log("a")
-    expected: dict[str, list[tuple[int, Any]]] = {}
-    for line in lines:
-        for name, value in points_of(line).items():
-            expected.setdefault(name, []).append((line["step"], pytest.approx(value)))
-    found = EventAccumulator(str(training.progress("a") / TENSORBOARD))
-    found.Reload()
-    assert [line["step"] for line in lines] == [2, 4, 6, 7, 8, 9]
-    assert {*found.Tags()["scalars"]} == expected.keys()
-    for name, points in expected.items():
-        assert [(event.step, event.value) for event in found.Scalars(name)] == points, name
-    assert found.Tags()["tensors"] == ["hyperparameters/text_summary"]
-
-
 def test_a_step_that_logs_more_than_its_loss_is_one_set_of_points() -> None:
     """Lines of steps, epochs and validations give the names that the trackers know; no lists."""
     assert points_of({"phase": "a", "step": 2, "samples": 8, "epoch": 0.5, "loss": 1.0,
@@ -229,40 +204,3 @@ def test_hyperparameters_are_plain_values() -> None:
     found = dict(hyperparameters(phase("wandb")))
     assert found["objective"] == '{"snr_gamma": 5.0}'
     assert all(isinstance(value, bool | int | float | str | None) for value in found.values())
-
-
-REAL = """
-import json, sys
-from pathlib import Path
-from tests.training.test_trackers import report
-print(json.dumps(report(Path(sys.argv[1]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[2])))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["wandb", "mlflow", "swanlab"])
-def test_real_trackers_work_offline(tmp_path, name) -> None:
-    """Where they are installed: a run continues as the same run, and nothing is reported."""
-    if not is_installed(name):
-        pytest.skip(f"{name} is not installed")
-    environment = {
-        **os.environ,
-        "WANDB_MODE": "offline",
-        "SWANLAB_MODE": "offline",
-        "MLFLOW_TRACKING_URI": f"file://{tmp_path / 'mlruns'}",
-        "MLFLOW_ALLOW_FILE_STORE": "true",
-    }
-    runs = []
-    for first, last in ((1, 5), (4, 8)):
-        command = [sys.executable, "-c", REAL, str(tmp_path), name, str(first), str(last)]
-        made = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=100, check=True
-        )
-        assert "[]" in made.stdout.splitlines(), made.stdout
-        runs.append(json.loads((tmp_path / f"tracker-{name}.json").read_text()))
-    assert runs[0]["run"] == runs[1]["run"]
-    assert [run["step"] for run in runs] == [5, 8]
-    if name == "mlflow":
-        [curve] = tmp_path.glob("mlruns/*/*/metrics/train/loss")
-        steps = [int(line.split()[2]) for line in curve.read_text().splitlines()]
-        assert steps == list(range(1, 9))

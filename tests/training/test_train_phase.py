@@ -258,8 +258,9 @@ def test_large_models_alone_give_memory_back_at_once(tmp_path, size, given_back)
             (draft.folder / part).mkdir()
             with (draft.folder / part / "model.safetensors").open("wb") as file:
                 file.truncate(length)
+            draft.known[f"{part}/model.safetensors"] = "0" * 64  # what is large takes long to hash
         draft.content = {"parts": {}}
-    assert bool(allocator(artifact.read(tmp_path / "base", "base"))) == given_back
+    assert bool(allocator(artifact.read(tmp_path / "base", "base", verify=False))) == given_back
 
 
 WITHOUT_LAUNCH = """

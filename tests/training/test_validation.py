@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import random
-import signal
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.builders.phases import SEED
-from tests.training.conftest import Command, Training
+from tests.training.conftest import Training
 from tests.training.inputs import text_inputs
-from tests.training.kill_point import KillPoint
-from tests.training.matrix import export_state
 from tests.training.measures import SETTINGS, measured, validations, weights
 
 from zerotrain import artifact
@@ -28,7 +23,6 @@ from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.training.checkpointing.inputs import Inputs
 from zerotrain.training.checkpointing.progress_folder import (
     STOP,
-    clear_leftovers,
     end_step,
     saved_steps,
 )
@@ -37,13 +31,7 @@ from zerotrain.training.reporting.validation_history import BEST, FINISHED, read
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "preset",
-    [
-        *("torch", "zero3_offload"),
-        *(pytest.param(p, marks=pytest.mark.soak) for p in ("zero1", "zero2_offload", "zero3")),
-    ],
-)
+@pytest.mark.parametrize("preset", ["torch", "zero3_offload"])
 def test_validation_finds_what_an_evaluation_finds_and_changes_no_bit(training, preset):
     """val_loss in training equals that of the saved weights to the bit, within and at the end; the
     trained weights are those of a training without validation, dropout of captions and of the
@@ -62,26 +50,15 @@ def test_validation_finds_what_an_evaluation_finds_and_changes_no_bit(training, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("preset", "processes"),
-    [
-        ("zero2_offload", 2),
-        pytest.param("zero3", 2, marks=pytest.mark.soak),
-        pytest.param("torch", 2, marks=pytest.mark.soak),
-        pytest.param("torch", 1, marks=pytest.mark.soak),
-        pytest.param("zero1", 2, marks=pytest.mark.soak),
-        pytest.param("zero3_offload", 1, marks=pytest.mark.soak),
-    ],
-)
-def test_validation_of_averaged_weights(training, preset, processes):
+def test_validation_of_averaged_weights(training):
     """val_loss_ema is that of the average, the processes sharing the samples; weights, average and
     moments are those of a training without validation."""
     values = {
-        "num_processes": processes, "use_ema": True, "ema_decay": 0.3, "save_every": 2, "keep": 9,
+        "num_processes": 2, "use_ema": True, "ema_decay": 0.3, "save_every": 2, "keep": 9,
     }  # fmt: skip
-    training.run("plain", preset, 4, **values)
+    training.run("plain", "zero2_offload", 4, **values)
     chosen = {**SETTINGS, "metric_for_best_model": "val_loss_ema", "batch_size": 8}
-    training.run("p", preset, 4, **values, validation=chosen)
+    training.run("p", "zero2_offload", 4, **values, validation=chosen)
     assert training.hashes("p", 4) == training.hashes("plain", 4)
     for line in validations(training, "p")[1:]:
         for key, slot in (("val_loss", MASTER), ("val_loss_ema", EMA_SLOT)):
@@ -194,33 +171,6 @@ def test_validation_continues_with_more_patience(training):
         assert found[key] == whole[key]
 
 
-@pytest.mark.soak
-def test_validation_after_a_kill_is_that_of_the_undisturbed_run(training, server):
-    """Killed before any change of the disk, and started again: the same validations, none twice and
-    none left out, the same best step and the same early end."""
-    rule = {**PATIENT, "early_stopping_patience": 4}
-    values = {**RISING, "save_every": 1, "keep": 2, "validation": rule}
-    training.phase("whole", "torch", 40, **values)
-    counter = KillPoint(server, training.progress("whole"))
-    assert ended(training.start("whole", kill=counter)) == 0
-    expected = ending(training, "whole")
-    assert expected["history"] is not None
-    late = range(counter.started // 2, counter.started + 1)  # after the best step at the latest
-    chosen = random.Random(SEED)
-    for change in [chosen.choice(range(1, late[0])), *chosen.sample(late, 3)]:
-        name = f"cut-{change}"
-        training.phase(name, "torch", 40, **values)
-        kill = KillPoint(server, training.progress(name), change)
-        assert ended(training.start(name, kill=kill)) == -signal.SIGKILL
-        clear_leftovers(training.progress(name))
-        training.train(name)
-        found = ending(training, name)
-        # A kill in the last pruning leaves what no later save was there to remove.
-        left = {*found["saved"]} - {*expected["saved"]}
-        assert len(left) <= 1, change
-        assert found == {**expected, "saved": sorted([*expected["saved"], *left])}, change
-
-
 @pytest.mark.slow
 def test_validation_left_out_by_a_stop_is_made_up_for(training):
     """A stop is obeyed at once, without the validation that is due; the next start begins with it,
@@ -243,28 +193,3 @@ def ended(process: Any) -> int:
     process.join(120)
     code: int = process.exitcode
     return code
-
-
-@pytest.mark.slow
-def test_validation_through_the_command(training):
-    """The command publishes the best step of a phase that ended early, and called again publishes
-    the same without training; the next phase continues from that step."""
-    chosen = {**PATIENT, "load_best_model_at_end": True}
-    training.phase("p", "torch", 40, **RISING, validation=chosen)
-    command = Command(training, "p")
-    code, said = command.run()
-    assert code == 0, said
-    best = ending(training, "p")["best"]["step"]
-    assert f"step {best} is published, the best of the phase" in said
-    assert "ends early at step" in said
-    hashes = command.hashes()
-    assert hashes == training.hashes("p", best)
-    artifact_identity = artifact.read(command.checkpoint, "checkpoint").identity
-    code, said = command.run()
-    assert code == 0, said
-    assert said.rstrip().endswith("current, kept")
-    assert artifact.read(command.checkpoint, "checkpoint").identity == artifact_identity
-    state = export_state(command.checkpoint, training.folder / "state")
-    training.run("next", "torch", best + 2, state=state, validation=SETTINGS)
-    assert next(x["step"] for x in training.log("next") if x["phase"] == "next") == best
-    assert validations(training, "next")[-1]["step"] == best + 2
