@@ -50,7 +50,7 @@ READ_FOR = {
     "pipeline/switch/plan.py": "configuration of a run",
     "launch/preset.py": "launch preset",
     "importers/files.py": "accelerate's YAML",
-    "importers/schedule.py": "command of HF's Trainer",
+    "importers/transforms.py": "command of HF's Trainer",
     "importers/simpletuner.py": "SimpleTuner's config.json",
     "importers/simpletuner_captions.py": "SimpleTuner's datasets",
     "importers/simpletuner_data.py": "SimpleTuner's datasets",

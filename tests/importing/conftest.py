@@ -18,6 +18,29 @@ REFERENCES = Path(__file__).parent / "references"
 PRESETS = ROOT / "config" / "launch"
 QWEN = Path("examples/qwen_image/model_training/special/low_vram_training")
 
+TOML = """
+[general]
+caption_extension = ".txt"
+keep_tokens = 1
+batch_size = 2
+
+[[datasets]]
+resolution = 32
+  [[datasets.subsets]]
+  image_dir = "train/10_sks dog"
+  class_tokens = "sks dog"
+  num_repeats = 10
+  flip_aug = true
+
+[[datasets]]
+resolution = [16, 16]
+  [[datasets.subsets]]
+  image_dir = "reg/1_dog"
+  class_tokens = "dog"
+  is_reg = true
+"""
+"""A dataset configuration of kohya's scripts."""
+
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

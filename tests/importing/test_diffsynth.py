@@ -16,16 +16,11 @@ from zerotrain.config.read import parse_config
 from zerotrain.data.buckets import Size, bucket_sizes, choose_bucket
 from zerotrain.errors import PipelineError
 from zerotrain.importers.command_line import import_command
-from zerotrain.importers.diffsynth_adapter import LAYERS
+from zerotrain.importers.diffsynth_model import LAYERS
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.reading import ImportOptions
 
 QWEN = "Qwen/Qwen-Image"
-PARTS = {
-    "transformer": f"{QWEN}:transformer/diffusion_pytorch_model*.safetensors",
-    "encoders": f"{QWEN}:text_encoder/model*.safetensors,{QWEN}:vae/*.safetensors",
-}
-EDIT = f"{QWEN}-Edit"
 BFL = "black-forest-labs"
 FLUX = f"{BFL}/FLUX.1-dev"
 SDXL = "stabilityai/stable-diffusion-xl-base-1.0"
@@ -49,14 +44,6 @@ def changed(flags: str, base: str) -> dict[str, str]:
     return {n.key: n.reason for n in imported(flags, f"{base}:x").notes if n.outcome == "changed"}
 
 
-def test_its_slower_first_steps_are_a_change(place: Any) -> None:
-    """ConstantLR takes five steps at a third of the rate, which ours does not."""
-    found = imported("--trainable_models dit")
-    (note,) = [note for note in found.notes if note.ours == "train.lr_scheduler"]
-    assert (note.outcome, note.value) == ("changed", "constant")
-    assert "five steps at a third of the rate" in note.reason
-
-
 @pytest.mark.parametrize(
     ("flags", "base", "rounded"),
     [
@@ -73,96 +60,6 @@ def test_weights_that_it_rounds_are_a_change(
     text = "accelerate launch --use_deepspeed --zero_stage 2 train.py --dataset_base_path d"
     found = import_command(f"{text} --model_id_with_origin_paths {base}:x {flags}")
     assert "trained weights" not in {note.key for note in found.notes}
-
-
-def test_the_least_noise_is_a_change(place: Any) -> None:
-    """Of both families of flow matching that it trains."""
-    for base, least in ((QWEN, "0.002"), (FLUX, "0.003")):
-        reason = changed("--trainable_models dit", base)["flow schedule"]
-        assert reason.startswith(f"the least noise is {least};")
-
-
-def test_what_no_flag_says(place: Any) -> None:
-    """No clipping, bf16 of the transformers, weights of its loss; SDXL in fp32, evenly."""
-    found = values("--trainable_models dit")
-    assert (found["train.max_grad_norm"], found["launch.mixed_precision"]) == (0.0, "bf16")
-    assert (found["train.weighting_scheme"], found["train.flow_shift"]) == ("gaussian", 2.2255)
-    assert values("--trainable_models dit", f"{FLUX}:x")["train.flow_shift"] == 3.0
-    found = values("--trainable_models unet --height 512 --width 512", f"{SDXL}:x")
-    assert (found["train.max_grad_norm"], found["launch.mixed_precision"]) == (0.0, "no")
-    assert "train.weighting_scheme" not in found
-    assert (found["train.resolution"], found["family"]) == (512, "sdxl")
-
-
-@pytest.mark.parametrize(
-    ("flags", "base", "message"),
-    [
-        ("--trainable_models text_encoder", QWEN, r"only the denoiser \(dit\) is trained"),
-        ("--trainable_models dit", SDXL, r"only the denoiser \(unet\) is trained"),
-        ("--trainable_models dit --lora_base_model dit --lora_target_modules a", QWEN, "are both"),
-        ("--lora_base_model text_encoder --lora_target_modules a", QWEN, "is the denoiser's: dit"),
-        ("--lora_base_model dit", QWEN, "lora_target_modules names no layer"),
-        ("--extra_inputs edit_image", QWEN, "edit_image belongs to another model than qwen-image"),
-        ("--extra_inputs context_image", f"{EDIT}-2509:x", "belongs to another model"),
-        ("--extra_inputs controlnet_image", QWEN, "no conditioning images that a base reads"),
-        ("--extra_inputs kontext_images", QWEN, "no conditioning images that a base reads"),
-        ("--extra_inputs flux_redux_image", f"{FLUX}:x", "image_embedder, and the base has none"),
-        ("--extra_inputs flux_redux_image", f"{BFL}/FLUX.1-Fill-dev:x", "another model"),
-        ("", f"{BFL}/FLUX.1-Fill-dev:x", "without an image and a mask would be trained to fill"),
-        ("--extra_inputs edit_image", f"{EDIT}-2511:x", "is trained without --zero_cond_t"),
-        ("--extra_inputs edit_image --zero_cond_t", f"{EDIT}-2509:x", "is trained with it"),
-        (
-            "--extra_inputs edit_image --dataset_metadata_path a.csv",
-            f"{EDIT}-2509:x",
-            "a.csv holds no lists",
-        ),
-        ("--height 832", QWEN, "reads one of them only with the other"),
-        ("--height 1000 --width 600.5", QWEN, "width: must be a whole number"),
-        ("--height 1000 --width 601", QWEN, "height 1000, width 601: not both are multiples of 8"),
-        ("--height 12 --width 12", QWEN, "not both are multiples of 8"),
-        (
-            "--height 832 --width 1216 --extra_inputs context_image",
-            QWEN,
-            "with conditioning images all images are cut to squares",
-        ),
-        ("--task direct_distill", QWEN, "other tasks distill"),
-        ("--task sft:data_process", f"{FLUX}:a,{QWEN}:b", "nothing names the denoiser"),
-        ("--fp8_models x --quant_options y:z", QWEN, "2 problems"),
-    ],
-)
-def test_another_training_is_refused(place: Any, flags: str, base: str, message: str) -> None:
-    """Each with its cause."""
-    with pytest.raises(PipelineError, match=message):
-        imported(flags, base)
-
-
-@pytest.mark.parametrize(
-    ("columns", "base"),
-    [
-        ("edit_image", f"{EDIT}:x"),
-        ("edit_image", f"{EDIT}-2509:x,{QWEN}:text_encoder/model*.safetensors"),
-        ("edit_image --zero_cond_t # only of this model", f"{EDIT}-2511:x"),
-        ("edit_image", "FireRedTeam/FireRed-Image-Edit-1.1:x"),
-        ("context_image", f"{QWEN}:x"),
-        ("kontext_images", f"{BFL}/FLUX.1-Kontext-dev:x"),
-        ("kontext_images", f"{FLUX}:x"),
-        ("flux_redux_image", f"{FLUX}:x,{BFL}/FLUX.1-Redux-dev:image_embedder/x"),
-        ("flux_fill_mask,flux_fill_image", f"{BFL}/FLUX.1-Fill-dev:x"),
-    ],
-)
-def test_further_inputs_are_conditioning_images(place: Any, columns: str, base: str) -> None:
-    """Each with the base that reads it; of Fill the image comes before the mask."""
-    found = values(f"--extra_inputs {columns}", base)
-    assert found["data.conditioning_columns"] == sorted(columns.split()[0].split(","))
-    assert found["base"] == base
-
-
-def test_images_to_edit_are_scaled_as_the_image(place: Any) -> None:
-    """Which is reported where DiffSynth-Studio's 1024 x 1024 is another size."""
-    found = imported("--extra_inputs edit_image --height 512 --width 512", f"{EDIT}:x")
-    (note,) = [note for note in found.notes if note.key == "edit_image"]
-    assert note.outcome == "changed"
-    assert "scaled to 512 x 512" in note.reason
 
 
 def trained_sizes(flags: str, base: str = QWEN) -> tuple[int, BucketConfig | None]:
@@ -241,79 +138,7 @@ def test_the_preparing_command_decides_the_size(place: Any) -> None:
         }
 
 
-def test_a_list_of_one_image_to_edit_has_another_prompt_there(place: Any) -> None:
-    """A CSV has no lists."""
-    flags = "--extra_inputs edit_image --dataset_metadata_path a"
-    for table, named in (("json", True), ("jsonl", True), ("csv", False)):
-        found = changed(f"{flags}.{table}", EDIT)
-        assert ("the prompt of Qwen-Image-Edit-2509" in found.get("edit_image", "")) == named
-
-
-def test_a_model_that_edits_learns_from_captions_alone_as_a_plain_one(place: Any) -> None:
-    """DiffSynth-Studio writes the prompt of the plain pipeline then, and so does its class here."""
-    assert values("", f"{EDIT}-2509:x")["base"] == f"{EDIT}-2509:x,{QWEN}:model_index.json"
-    assert values("", f"{QWEN}:x")["base"] == f"{QWEN}:x"
-
-
-def test_single_files_of_flux_are_the_same_parts_in_diffusers_layout(place: Any) -> None:
-    """A base has folders of parts, and Black Forest Labs' repositories have both."""
-    parts = (
-        f"{BFL}/FLUX.1-Krea-dev:flux1-krea-dev.safetensors,{FLUX}:text_encoder/model.safetensors"
-    )
-    assert values("", f"{parts},{FLUX}:ae.safetensors")["base"] == (
-        f"{BFL}/FLUX.1-Krea-dev:transformer/*.safetensors,{FLUX}:text_encoder/model.safetensors,"
-        f"{FLUX}:vae/*.safetensors"
-    )
-    found = values("", "ostris/Flex.2-preview:Flex.2-preview.safetensors")
-    assert found["base"] == "ostris/Flex.2-preview:transformer/*.safetensors"
-
-
-def test_a_start_from_a_file_of_weights_needs_no_word_of_the_user(place: Any) -> None:
-    """Its moments are not there: the phase may begin without."""
-    found = values(
-        "--lora_base_model dit --lora_target_modules to_q --lora_checkpoint a.safetensors"
-    )
-    assert found["resume_from_checkpoint"] == "a.safetensors"
-    assert found["phases.allow"] == ["moments"]
-
-
-TRANSFORMER = f"{QWEN}:transformer/*.safetensors"
 TARGETS = "--lora_base_model dit --lora_target_modules to_q"
-
-
-def test_a_quantized_denoiser_keeps_its_excluded_layers(place: Any) -> None:
-    """As the example of Qwen-Image-2512 has it; without exclusions all are quantized."""
-    base = f"{TRANSFORMER},{QWEN}:vae/*.safetensors"
-    options = f"{TARGETS} --quant_options {TRANSFORMER}:bitsandbytes_nf4"
-    found = values(f"{options}/img_in,img_mod.1", base)
-    assert found["base_model_precision"] == "nf4"
-    assert found["base_model_exclude_modules"] == ["img_in", "img_mod.1"]
-    assert "base_model_exclude_modules" not in values(options, base)
-
-
-@pytest.mark.parametrize(
-    ("flags", "base", "message"),
-    [
-        (f"{TARGETS} --quant_options {TRANSFORMER}:torchao_int8", TRANSFORMER, "is not offered"),
-        ("--trainable_models dit --quant_options {0}:bitsandbytes_nf4", TRANSFORMER, "not quant"),
-        (f"{TARGETS} --quant_options {{0}}:bitsandbytes_nf4", f"{QWEN}:text_encoder/m*", "the den"),
-        (f"{TARGETS} --quant_options x:y:bitsandbytes_nf4", TRANSFORMER, "x:y is not the denoiser"),
-        ("--lora_base_model dit --lora_target_modules ff_b.2 --quant_options "
-         "{0}:bitsandbytes_nf4", f"{FLUX}:transformer/*", "layers in stacks"),
-    ],
-)  # fmt: skip
-def test_other_quantizations_are_refused(place: Any, flags: str, base: str, message: str) -> None:
-    """Each would be another training."""
-    with pytest.raises(PipelineError, match=message):
-        imported(flags.format(base), base)
-
-
-def test_the_preparing_command_alone_is_the_cache_stage(place: Any) -> None:
-    """Of a whole repository, since a run has a denoiser as well."""
-    found = imported("--task sft:data_process --dataset_repeat 2", PARTS["encoders"])
-    assert (found.values["base"], found.values["data.repeats"]) == (QWEN, 2)
-    task = next(note for note in found.notes if note.key == "task")
-    assert "`snakemake cache` makes it" in task.reason
 
 
 def test_two_trainings_are_two_runs(place: Any) -> None:
@@ -392,14 +217,6 @@ def test_a_fused_layer_is_several_that_share_a_factor(place: Any) -> None:
     assert "lora.fused_layers" not in values(f"{flags} ff_a.0", f"{FLUX}:x")
 
 
-def test_layers_of_flux_have_diffusers_names(place: Any) -> None:
-    """Those that are one layer in both."""
-    found = values("--lora_base_model dit --lora_target_modules ff_b.2,norm1_a.linear", f"{FLUX}:x")
-    assert found["lora.target_modules"] == ["ff_context.net.2", "norm1.linear"]
-    with pytest.raises(PipelineError, match="to_x is no layer of Flux in DiffSynth-Studio"):
-        values("--lora_base_model dit --lora_target_modules ff_b.2,to_x", f"{FLUX}:x")
-
-
 def test_every_layer_of_flux_is_one_of_diffusers() -> None:
     """The names, on a model of the real depth without weights; none beyond the blocks."""
     import torch
@@ -415,14 +232,3 @@ def test_every_layer_of_flux_is_one_of_diffusers() -> None:
     chosen = [layer for layer in linear if is_target(layer, targets)]
     assert all("transformer_blocks." in layer for layer in chosen)
     assert sorted(set(linear) - set(chosen)) == sorted(n for n in linear if "blocks." not in n)
-
-
-def test_optimizer_and_trackers(place: Any) -> None:
-    """By the names of classes, and one flag a tracker."""
-    found = values(
-        "--customized_optimizer bitsandbytes.optim.AdamW8bit --enable_wandb_log "
-        "--wandb_project mine --swanlab_project other"
-    )
-    assert (found["train.optimizer"], found["train.report_to"]) == ("adamw8bit", ["wandb"])
-    assert found["train.tracker_project_name"] == "mine"
-    assert values("")["train.optimizer"] == "adamw"

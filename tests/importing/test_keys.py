@@ -27,7 +27,6 @@ from zerotrain.launch.keys import (
 )
 
 REFERENCES = Path(__file__).parent / "references"
-UNASKED = {"local_rank", "help"}
 
 
 def test_every_field_of_accelerates_file_is_there() -> None:

@@ -10,6 +10,7 @@ from tests.builders.caching import encode_pixels
 from tests.builders.images import write_pictures
 from tests.builders.refusals import refused
 from tests.builders.runs import make_run
+from tests.importing.conftest import TOML
 
 from zerotrain.config.data import BucketConfig, DataConfig
 from zerotrain.config.read import parse_config
@@ -22,28 +23,6 @@ from zerotrain.importers.kohya_dataset import bucket_sizes
 from zerotrain.importers.reading import import_file
 from zerotrain.importers.write import config_text
 from zerotrain.stages.prepare_dataset import prepare_dataset
-
-TOML = """
-[general]
-caption_extension = ".txt"
-keep_tokens = 1
-batch_size = 2
-
-[[datasets]]
-resolution = 32
-  [[datasets.subsets]]
-  image_dir = "train/10_sks dog"
-  class_tokens = "sks dog"
-  num_repeats = 10
-  flip_aug = true
-
-[[datasets]]
-resolution = [16, 16]
-  [[datasets.subsets]]
-  image_dir = "reg/1_dog"
-  class_tokens = "dog"
-  is_reg = true
-"""
 
 
 @pytest.fixture
@@ -216,30 +195,6 @@ def test_limits_of_buckets_that_differ_are_reported(toml):
     toml.write_text(text.replace(limits, f"{limits}\nbucket_no_upscale = true", 1))
     with pytest.raises(PipelineError, match="bucket_no_upscale is on for some datasets only"):
         import_file(toml)
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (("keep_tokens = 1", "enable_wildcard = true"), "enable_wildcard: True cannot be honoured"),
-        (
-            ("keep_tokens = 1", 'keep_tokens_separator = "|"\nshuffle_caption = true'),
-            "keep_tokens_separator: '|' cannot be honoured",
-        ),
-        (
-            ("keep_tokens = 1", 'secondary_separator = ";"\nshuffle_caption = true'),
-            "secondary_separator: ';' cannot be honoured",
-        ),
-        (("keep_tokens = 1", "keep_token = 1"), "did you mean keep_tokens"),
-        (("resolution = [16, 16]", "resolution = [16, 24]"), "16x24 is no square"),
-        (("resolution = 32", "enable_bucket = true\nresolution = 32"), "some datasets only"),
-        (("is_reg = true", "batch_size = 4"), "batch_size is 2, 4 in different datasets"),
-        (('image_dir = "reg/1_dog"', ""), "image_dir is missing in a subset"),
-        (("[general]", "[generl]"), "generl: neither [general] nor [[datasets]]"),
-    ],
-)
-def test_what_would_be_another_training_is_refused(toml, edit, message):
-    assert message in str(refused(read, toml, edit))
 
 
 def test_class_tokens_of_some_images_are_refused(toml):

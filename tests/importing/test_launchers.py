@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,14 +13,6 @@ from zerotrain.importers.command_line import import_command
 from zerotrain.importers.reading import ImportOptions
 
 TRAINER = "finetune.py --model_name_or_path a/b --max_steps 9 --output_dir out"
-
-
-def test_deepspeeds_launcher_before_hf_trainer(place: Path) -> None:
-    """Its processes multiply the batch."""
-    text = f"deepspeed --num_gpus=4 --master_port 29501 {TRAINER} --deepspeed ds_config.json --bf16"
-    found = import_command(text).values
-    assert (found["launch.num_processes"], found["launch.main_process_port"]) == (4, 29501)
-    assert (found["train.global_batch_size"], found["launch.preset"]) == (32, "zero2")
 
 
 def test_deepspeeds_launcher_starts_one_for_every_gpu(place: Path) -> None:
@@ -44,63 +35,10 @@ def test_deepspeeds_own_arguments_name_its_file(place: Path) -> None:
         import_command(f"{text} --epochs 3")
 
 
-@pytest.mark.parametrize("python", ["python", "python3 -u", "CUDA_VISIBLE_DEVICES=0 python -m"])
-def test_plain_python_is_one_process(place: Path, python: str) -> None:
-    """Whatever stands before the script."""
-    found = import_command(f"cd x && {python} {TRAINER}").values
-    assert (found["launch.num_processes"], found["train.global_batch_size"]) == (1, 8)
-
-
 def test_python_next_to_a_launcher_prepares(place: Path) -> None:
     """And is no training of its own; a word of another command is no launcher either."""
     commands = parse_commands(f"python download.py --all\ntorchrun {TRAINER} --note python")
     assert [command.launcher for command in commands] == ["torchrun"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--num_nodes 2", "set launch.machines"),
-        ("--include localhost:0,1", "give --num_gpus"),
-        ("--num_gpu 2", "did you mean num_gpus"),
-        ("--num_gpus all", "give the number of GPUs"),
-    ],
-)
-def test_what_deepspeeds_launcher_cannot_say(place: Path, flags: str, message: str) -> None:
-    """Each with its cause."""
-    with pytest.raises(PipelineError, match=message):
-        import_command(f"deepspeed {flags} {TRAINER}")
-
-
-DYNAMO = {"dynamo_backend": "INDUCTOR", "dynamo_mode": "max-autotune", "dynamo_use_dynamic": False}
-
-
-@pytest.mark.parametrize(
-    ("config", "flags", "expected"),
-    [
-        ({"dynamo_config": DYNAMO}, "", ("inductor", "max-autotune")),
-        ({"dynamo_config": {"backend": "EAGER"}}, "", ("eager", None)),
-        ({"dynamo_backend": "INDUCTOR"}, "", ("inductor", None)),
-        ({"dynamo_backend": "NO"}, "", (None, None)),
-        ({}, "--dynamo_backend inductor --dynamo_mode reduce-overhead",
-         ("inductor", "reduce-overhead")),
-        ({"dynamo_config": DYNAMO}, "--dynamo_backend eager --dynamo_mode default",
-         ("eager", None)),
-        ({"dynamo_config": {**DYNAMO, "dynamo_backend": "NO"}}, "", (None, None)),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("script", ["train_dreambooth_lora_flux.py", TRAINER])
-def test_accelerates_compilation(
-    place: Path, script: str, config: dict[str, Any], flags: str, expected: tuple[str, str]
-) -> None:
-    """Of its YAML, in both forms, and of its launcher's flags, which win."""
-    own = {"distributed_type": "NO", "num_processes": 1, "mixed_precision": "bf16"}
-    (place / "own.yaml").write_text(json.dumps({**own, **config}))
-    words = "" if script == TRAINER else "--pretrained_model_name_or_path a/b --max_train_steps 9"
-    found = import_command(f"accelerate launch --config_file own.yaml {flags} {script} {words}")
-    values = tuple(found.values.get(f"launch.dynamo_{key}") for key in ("backend", "mode"))
-    assert values == expected
-    assert not [note for note in found.notes if note.outcome == "left out"]
 
 
 @pytest.mark.parametrize(
@@ -116,16 +54,6 @@ def test_accelerates_compilation(
 def test_comments_are_left_out_as_by_bash(text: str, left: str) -> None:
     """One begins where a word could, outside of quotes, and ends with its line."""
     assert without_comments(text) == left
-
-
-def test_variables_are_set_in_front_of_the_command(place: Path) -> None:
-    """On lines of their own, or joined to it."""
-    trained = TRAINER.replace("a/b", "${MODEL}")
-    for before in (
-        "export MODEL=c/d\n", "export A=x && MODEL='c/d' && ", "MODEL=c/d; ",
-        "A=1; MODEL=x\nMODEL=c/d\n", "A=c\nMODEL=$A/'d'\n", "MODEL=c/d\nP='a; b' Q=\"a && b\" ",
-    ):  # fmt: skip
-        assert import_command(f"{before}torchrun {trained}").values["base"] == "c/d"
 
 
 @pytest.mark.parametrize("prompt", ["x; a=b; c && d=e", "two\nA=3; and\nB=4\n", "A=1 && x"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,21 +38,6 @@ def test_deepspeeds_short_names_are_its_long_ones(place: Path) -> None:
     assert long["launch.deepspeed.zero_optimization.stage3_max_live_parameters"] == 1000
 
 
-def test_keys_that_deepspeed_does_not_read_are_named(place: Path) -> None:
-    """Comments and names of its own classes; DeepCompile is left out."""
-    extra: dict[str, Any] = {
-        "_comment": "mine", "comms_config": {"verbose": True}, "monitor_config": {"a": 1},
-        "compile": {"deepcompile": True},
-    }  # fmt: skip
-    found = read(place, "ds.json", json.dumps({**ZERO3, **extra}))
-    assert found.values == read(place, "plain.json", json.dumps(ZERO3)).values
-    outcomes = {name: notes(found)[name][0] for name in extra}
-    assert outcomes == {
-        "_comment": "no-op", "comms_config": "no-op", "monitor_config": "no-op",
-        "compile": "left out",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("command", [False, True])
 def test_deepspeeds_file_may_have_comments_and_trailing_commas(place: Path, command: bool) -> None:
     """DeepSpeed reads Hjson; a text that looks like a comment stays."""
@@ -69,21 +53,6 @@ def test_deepspeeds_file_may_have_comments_and_trailing_commas(place: Path, comm
     encoded = base64.urlsafe_b64encode(json.dumps(ZERO3).encode()).decode()
     assert import_command(f"{RUN} --deepspeed {encoded}").values == by_file
     assert by_file["launch.preset"] == plain["launch.preset"] == "zero3"
-
-
-def test_sections_of_another_distributed_type_are_named(place: Path) -> None:
-    """accelerate ignores what `accelerate config` left there of an earlier answer."""
-    yaml = "distributed_type: 'NO'\nnum_processes: 1\nmixed_precision: bf16\n"
-    rest = (
-        "fsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: true\n"
-        "deepspeed_config:\n  deepspeed_config_file: missing.json\n  zero_stage: 3\n"
-    )
-    found = read(place, "launch.yaml", yaml + rest)
-    assert found.values == read(place, "plain.yaml", yaml).values
-    assert notes(found)["fsdp_config"] == (
-        "no-op", "accelerate reads it under distributed_type FSDP",
-    )  # fmt: skip
-    assert notes(found)["deepspeed_config"][1].endswith("under distributed_type DEEPSPEED")
 
 
 def test_the_last_of_a_repeated_key_counts_and_is_named(place: Path) -> None:

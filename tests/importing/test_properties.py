@@ -15,13 +15,12 @@ from tests.importing.conftest import leaves
 
 from zerotrain.errors import PipelineError
 from zerotrain.importers.accelerate import read_accelerate
-from zerotrain.importers.batch import Part
-from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed
+from zerotrain.importers.deepspeed import read_deepspeed
 from zerotrain.importers.diffsynth import read_diffsynth
 from zerotrain.importers.imported_config import ImportedConfig, nest
 from zerotrain.importers.keys import DIFFSYNTH, SIMPLETUNER, TRAINER
 from zerotrain.importers.program import ACCELERATE as PROGRAM
-from zerotrain.importers.program import RUN, trainer
+from zerotrain.importers.program import RUN, Part, SurroundingSettings, trainer
 from zerotrain.importers.simpletuner import read_simpletuner
 from zerotrain.importers.trainer import read_trainer
 from zerotrain.importers.write import config_text, report

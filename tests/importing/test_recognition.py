@@ -10,11 +10,10 @@ import pytest
 from tests.builders.refusals import refusal
 
 from zerotrain.errors import PipelineError
+from zerotrain.importers.command import SUPPORTED, UNSUPPORTED
 from zerotrain.importers.command_line import import_command
-from zerotrain.importers.diffusers_examples import SCRIPTS
-from zerotrain.importers.keys import DIFFSYNTH, SIMPLETUNER, TRAINER
+from zerotrain.importers.keys import DIFFSYNTH, SCRIPTS, SIMPLETUNER, TRAINER
 from zerotrain.importers.reading import ImportOptions
-from zerotrain.importers.recognition import SUPPORTED, UNSUPPORTED
 
 sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not find the benchmarks
 from benchmarks.import_cases import OTHER_SCRIPTS
@@ -57,33 +56,6 @@ def test_no_command_of_diffusers_pages_is_imported_as_another_programs() -> None
         with pytest.raises(PipelineError) as caught:
             import_command(command)
         assert "did you mean" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("command", "program"),
-    [
-        ("accelerate launch flux_train_network.py --network_dim 4", "kohya's sd-scripts"),
-        ("accelerate launch train_network.py --max_train_steps 4", "kohya's sd-scripts"),
-        ("python mine.py --network_module networks.lora", "kohya's sd-scripts"),
-        ("accelerate launch src/musubi_tuner/zimage_train_network.py --sdpa", "musubi-tuner"),
-        ("python run.py config/mine.yml", "ai-toolkit"),
-        ("cd ai-toolkit && python run.py config/mine.yaml", "ai-toolkit"),
-        ("python scripts/train.py --config-path mine.json", "OneTrainer"),
-        ("llamafactory-cli train examples/lora.yaml", "LLaMA-Factory"),
-        ("torchrun src/train.py --stage sft --finetuning_type lora", "LLaMA-Factory"),
-        ("axolotl train mine.yml", "axolotl"),
-        ("accelerate launch -m axolotl.cli.train mine.yml", "axolotl"),
-        ("trl sft --model_name_or_path a/b --max_steps 3", "TRL"),
-        ("accelerate launch trl/scripts/sft.py --model_name_or_path a/b", "TRL"),
-        ("NPROC_PER_NODE=2 swift sft --model a/b --max_steps 3", "ms-swift"),
-        ("torchrun mine.py --tuner_type lora --per_device_train_batch_size 1", "ms-swift"),
-    ],
-)
-def test_a_program_that_is_not_read_is_named(command: str, program: str) -> None:
-    """And no key of another program is suggested."""
-    message = refusal(import_command, command)
-    assert f"a command of {program}, which is not read" in message
-    assert "did you mean" not in message
 
 
 def test_marks_of_two_programs_are_refused() -> None:

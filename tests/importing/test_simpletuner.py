@@ -1,4 +1,4 @@
-"""SimpleTuner's datasets, optimizers, schedules and LyCORIS; diffusers' parts and prompts."""
+"""SimpleTuner's datasets, LyCORIS and quantized bases, and the files next to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 from tests.builders.caching import encode_pixels
 from tests.builders.images import write_pictures
-from tests.builders.refusals import refusal
 from tests.builders.runs import make_run
 
 from zerotrain.config.adapters import is_excluded
@@ -20,7 +19,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.importers.command_line import import_command
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.keys import SIMPLETUNER
-from zerotrain.importers.program import OTHER_PARTS, with_autoencoder
+from zerotrain.importers.program import OTHER_PARTS
 from zerotrain.importers.reading import ImportOptions, import_file, launch_from_file
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.launch.planner.model import build_part
@@ -49,54 +48,6 @@ def read(place: Path, datasets: Any = None, **given: Any) -> ImportedConfig:
 def keys_of(found: ImportedConfig, outcome: str) -> set[str]:
     """The keys of which the report says this."""
     return {note.key for note in found.notes if note.outcome == outcome}
-
-
-@pytest.mark.parametrize(
-    ("dataset", "expected"),
-    [
-        ({}, {"images": "photos", "source": "folder", "caption_strategy": "filename"}),
-        (
-            {"caption_strategy": "instanceprompt", "instance_prompt": "sks dog", "repeats": 4},
-            {
-                "images": "photos", "source": "folder", "caption_strategy": "instanceprompt",
-                "instance_prompt": "sks dog", "repeats": 5,
-            },
-        ),
-        (
-            {"type": "huggingface", "dataset_name": "people/dogs",
-             "caption_strategy": "huggingface", "huggingface": {"caption_column": "long"}},
-            {"path": "people/dogs", "source": "huggingface", "caption_column": "long"},
-        ),
-    ],
-)  # fmt: skip
-def test_a_dataset(place: Path, dataset: dict[str, Any], expected: dict[str, Any]) -> None:
-    """A centre square of one size says the same here."""
-    found = read(place, [DATASET | dataset])
-    assert found.nested()["data"] == expected
-    assert found.values["train.resolution"] == 512
-    assert not {key for key in keys_of(found, "changed") if "crop" in key}
-
-
-@pytest.mark.parametrize(
-    ("own", "crop"),
-    [
-        ({"crop": False}, "center"),
-        ({"crop_aspect": "preserve"}, "center"),
-        ({"crop_aspect": "closest", "crop_style": "random"}, "random"),
-    ],
-)
-def test_images_keep_their_shape_where_they_do_there(
-    place: Path, own: dict[str, Any], crop: str
-) -> None:
-    """The sizes of buckets are noted as computed otherwise."""
-    found = read(place, [DATASET | own])
-    assert found.nested()["data"]["aspect_buckets"] == {"crop": crop}
-    buckets = parse_config(found.nested(), "imported").data.aspect_buckets
-    assert buckets is not None
-    assert buckets.alignment == 64
-    assert keys_of(found, "changed") & {
-        "data_backend_config.crop", "data_backend_config.crop_aspect"
-    }  # fmt: skip
 
 
 def test_several_datasets_are_cached_from_as_they_are(place: Path) -> None:
@@ -145,84 +96,6 @@ def test_a_probability_is_a_share_of_an_epoch(place: Path) -> None:
     read(place, datasets[:1], data_backend_sampling="uniform")
 
 
-def test_what_differs_by_the_images_is_reported(place: Path) -> None:
-    """Random crops, dropped small images."""
-    own = {"crop_style": "random", "minimum_image_size": 256, "caption_strategy": "textfile"}
-    found = read(place, [DATASET | own])
-    assert keys_of(found, "changed") >= {
-        "data_backend_config.crop_style", "data_backend_config.minimum_image_size",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("datasets", "message"),
-    [
-        ([DATASET, DATASET | {"crop": False}], "keep their shape, and those of others are squares"),
-        ([DATASET, DATASET | {"probability": 0}], "probability is 0 in mine"),
-        ([EMBEDS], "no dataset of images is trained on"),
-        ([DATASET | {"conditioning_data": "masks"}], "datasets of conditioning images"),
-        ([DATASET | {"conditioning": {"type": "canny"}}], "out of the training images"),
-        ([DATASET | {"caption_strategy": "csv"}], "caption_strategy is csv"),
-        ([DATASET | {"type": "aws"}], "data_backend_config.type is aws"),
-        ([DATASET | {"is_regularisation_data": True}], "the loss is that of the images alone"),
-        ([DATASET | {"resolution": 1e308, "resolution_type": "area"}], "a side of 8 to 65,536"),
-        ([DATASET | {"resolutoin": 5}], "did you mean data_backend_config.resolution"),
-    ],
-)
-def test_datasets_that_would_be_another_training(
-    place: Path, datasets: list[dict[str, Any]], message: str
-) -> None:
-    assert message in refusal(read, place, datasets)
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, {"optimizer": "adamw", "adam_beta2": 0.999, "adam_epsilon": 1e-6,
-              "adam_weight_decay": 0.01}),
-        ({"adam_epsilon": 1e-8, "optimizer_config": "eps=1e-7,weight_decay=0.1"},
-         {"optimizer": "adamw", "adam_epsilon": 1e-7, "adam_weight_decay": 0.1}),
-        ({"optimizer": "optimi-lion"}, {"optimizer": "lion", "adam_weight_decay": 0.0}),
-        (  # SimpleTuner's optimi-adamw steps in for its AdamW of bf16
-            {"base_model_default_dtype": "fp32", "base_model_precision": "int8-quanto"},
-            {"optimizer": "adamw", "adam_beta2": 0.99, "adam_epsilon": 1e-6,
-             "adam_weight_decay": 0.0},
-        ),
-        (
-            {"base_model_default_dtype": "fp32", "base_model_precision": "no_change"},
-            {"optimizer": "adamw", "adam_beta2": 0.999, "adam_weight_decay": 0.01},
-        ),
-        (
-            {"base_model_default_dtype": "fp32", "base_model_precision": "int8-quanto",
-             "optimizer": "torch-adamw"},
-            {"optimizer": "adamw", "adam_beta2": 0.999, "adam_epsilon": 1e-8,
-             "adam_weight_decay": 0.01},
-        ),
-        ({"optimizer": "bnb-adamw8bit", "optimizer_beta1": 0.8, "optimizer_beta2": 0.95},
-         {"optimizer": "adamw8bit", "adam_beta1": 0.8, "adam_beta2": 0.95}),
-        ({"lr_scheduler": "sine", "lr_warmup_steps": 20},
-         {"lr_scheduler": "sine", "lr_scheduler_args": {"half_period_steps": 20, "lr_end": 4e-7}}),
-        ({"lr_scheduler": "cosine", "lr_warmup_steps": 25},
-         {"lr_scheduler": "cosine_with_min_lr",
-          "lr_scheduler_args": {"min_lr": 4e-7, "num_cycles": 2.0}}),
-        ({"lr_scheduler": "sine", "lr_warmup_steps": 20, "lr_end": 0},
-         {"lr_scheduler_args": {"half_period_steps": 20, "lr_end": 0}}),
-        ({"lr_scheduler": "polynomial", "lr_warmup_steps": 5, "lr_end": 1e-8},
-         {"lr_scheduler_args": {"lr_end": 1e-8, "power": 0.8}, "lr_warmup_steps": 5}),
-        ({}, {"lr_scheduler": "constant_with_warmup", "grad_clip_method": "value",
-              "max_grad_norm": 2.0}),
-        ({"grad_clip_method": "norm", "max_grad_norm": 0.5, "loss_type": "huber",
-          "huber_schedule": "constant"},
-         {"grad_clip_method": "norm", "max_grad_norm": 0.5, "loss_type": "huber"}),
-        ({"huber_c": 0.2}, {"caption_dropout_probability": 0.1}),
-    ],
-)  # fmt: skip
-def test_how_a_step_is_made(place: Path, given: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Its optimizers have numbers in their code, whatever the flags of Adam say."""
-    train = read(place, **given).nested()["train"]
-    assert {key: train[key] for key in expected} == expected
-
-
 def test_lycoris_lokr_is_pefts(place: Path) -> None:
     """Whole factors are scaled by 1: alpha is the rank."""
     lokr = {
@@ -242,14 +115,6 @@ def test_lycoris_lokr_is_pefts(place: Path) -> None:
         (place / "lokr.json").write_text(json.dumps(lokr | change))
         with pytest.raises(PipelineError, match="lycoris_config"):
             read(place, **own)
-
-
-def test_a_base_in_nf4_is_one_here(place: Path) -> None:
-    """Every linear layer, as diffusers has it with bitsandbytes."""
-    found = read(place, base_model_precision="nf4-bnb")
-    assert found.values["base_model_precision"] == "nf4"
-    with pytest.raises(PipelineError, match="of few bits there are nf4-bnb"):
-        read(place, base_model_precision="nf4-bnb", lora_type="lycoris")
 
 
 QUANTO_EXCLUDED = {
@@ -284,27 +149,6 @@ def test_a_base_of_quanto_has_its_layers(place: Path, family: str, precision: st
     assert not [one for one in entries if not any(is_excluded(layer, [one]) for layer in layers)]
 
 
-@pytest.mark.parametrize(
-    "other", [{"lora_type": "lycoris"}, {"quantize_via": "pipeline"}, {"model_family": "sdxl"}]
-)
-def test_another_base_of_quanto_is_none_here(place: Path, other: dict[str, Any]) -> None:
-    """In 8 bits it is reported, in fewer refused."""
-    for precision in ("int4-quanto", "int2-quanto"):
-        with pytest.raises(PipelineError, match="of few bits there are nf4-bnb"):
-            read(place, base_model_precision=precision, **other)
-    if "lora_type" not in other:
-        found = read(place, base_model_precision="int8-quanto", **other)
-        assert "base_model_precision" in keys_of(found, "changed")
-        assert "base_model_precision" not in found.values
-
-
-def test_ramtorch_and_quanto(place: Path) -> None:
-    """SimpleTuner quantizes nothing there."""
-    found = read(place, base_model_precision="int2-quanto", ramtorch=True)
-    assert {"base_model_precision"} <= {*keys_of(found, "no-op")}
-    assert "base_model_precision" not in found.values
-
-
 def test_settings_of_the_web_interface(place: Path) -> None:
     """Wrapped, with dashes; a base by its flavour; a quantized base next to an adapter."""
     inner = {f"--{key}": value for key, value in USUAL.items()}
@@ -317,19 +161,6 @@ def test_settings_of_the_web_interface(place: Path) -> None:
     assert "base_model_precision" in keys_of(found, "changed")
 
 
-def test_an_sdxl_has_simpletuners_autoencoder(place: Path) -> None:
-    """Where it is not emptied."""
-    found = read(place, model_family="sdxl").values["base"]
-    vae = "madebyollin/sdxl-vae-fp16-fix"
-    assert found == with_autoencoder("a/model", vae, "sdxl")
-    assert found == (
-        "a/model:unet/,a/model:text_encoder/,a/model:text_encoder_2/,"
-        f"{vae}:diffusion_pytorch_model.safetensors"
-    )
-    own = {"model_family": "sdxl", "pretrained_vae_model_name_or_path": ""}
-    assert read(place, **own).values["base"] == "a/model"
-
-
 def test_the_parts_are_those_of_the_families() -> None:
     for name, parts in OTHER_PARTS.items():
         assert {*parts, "vae"} == load_family(name).spec.classes.keys()
@@ -340,39 +171,6 @@ def test_every_key_says_what_becomes_of_it() -> None:
     assert len(SIMPLETUNER) > 330
     assert all(key.reason for key in SIMPLETUNER.values() if key.fate != "mapped"
                and key.type != "section")  # fmt: skip
-
-
-EXAMPLE = """
-export MODEL_NAME="stabilityai/sdxl"
-export VAE_PATH="people/vae"
-accelerate launch train_dreambooth_lora_sdxl.py \\
-  --pretrained_model_name_or_path=$MODEL_NAME --pretrained_vae_model_name_or_path=${VAE_PATH} \\
-  --instance_data_dir=dog --instance_prompt="a photo of sks dog" --mixed_precision=bf16 \\
-  --use_8bit_adam --max_train_steps=9 --validation_prompt="sks dog in a bucket"
-"""
-
-
-def test_a_readmes_command_with_its_exports(place: Path) -> None:
-    """Variables, a separate autoencoder, one prompt, 8-bit Adam, images of a validation prompt."""
-    found = import_command(EXAMPLE, ImportOptions(presets=PRESETS)).nested()
-    assert found["base"] == with_autoencoder("stabilityai/sdxl", "people/vae", "sdxl")
-    assert found["data"]["instance_prompt"] == "a photo of sks dog"
-    assert found["train"]["optimizer"] == "adamw8bit"
-    assert found["validation"]["prompts"] == ["sks dog in a bucket"]
-
-
-def test_prodigy_as_diffusers_scripts_call_it(place: Path) -> None:
-    """Their flags' defaults are not the package's."""
-    text = EXAMPLE.replace("--use_8bit_adam", "--optimizer=prodigy --learning_rate=1.")
-    train = import_command(text, ImportOptions(presets=PRESETS)).nested()["train"]
-    assert train["optimizer"] == "prodigy"
-    assert train["optimizer_args"] == {"use_bias_correction": True, "safeguard_warmup": True}
-
-
-def test_a_base_with_an_edm_schedule_is_refused(place: Path) -> None:
-    text = EXAMPLE.replace("stabilityai/sdxl", "playgroundai/playground-v2.5-1024px-aesthetic")
-    with pytest.raises(PipelineError, match="has an EDM noise schedule"):
-        import_command(text, ImportOptions(presets=PRESETS))
 
 
 PLUGIN = {

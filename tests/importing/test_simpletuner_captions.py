@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.builders.images import write_pictures
 from tests.builders.refusals import refusal
 
@@ -38,51 +37,6 @@ def captions(found: ImportedConfig) -> dict[str, Any]:
     """What the section `data` says of captions."""
     others = {"images", "source", "metadata"}
     return {name: one for name, one in found.nested()["data"].items() if name not in others}
-
-
-@pytest.mark.parametrize(
-    ("own", "expected"),
-    [
-        ({}, {"caption_strategy": "textfile", "multiline_captions": "split"}),
-        ({"disable_multiline_split": True}, {"caption_strategy": "textfile"}),
-        (
-            {"prepend_instance_prompt": True, "caption_strategy": "filename"},
-            {"caption_strategy": "filename", "caption_prefix": "sks"},
-        ),
-        (
-            {"prepend_instance_prompt": True, "only_instance_prompt": True},
-            {"caption_strategy": "instanceprompt", "instance_prompt": "sks"},
-        ),
-        ({"caption_strategy": "parquet", "parquet": {
-            "path": "a.parquet", "filename_column": "file_name", "caption_column": "text",
-            "identifier_includes_extension": True}}, {}),
-    ],
-)  # fmt: skip
-def test_where_captions_come_from(place: Path, own: dict[str, Any], expected: Any) -> None:
-    """Its lines, a prompt before each, a prompt instead, a table."""
-    found = read([DATASET | own, EMBEDS])
-    assert captions(found) == expected
-    assert found.nested()["data"].get("metadata") == own.get("parquet", {}).get("path")
-
-
-@pytest.mark.parametrize(
-    ("prompt", "start", "kept"), [(None, 1, 1), ("sks,", 0, 1), ("a b, sks", 1, 2), ("sks", 0, 1)]
-)
-def test_shuffled_tags_keep_their_head(
-    place: Path, prompt: str | None, start: int, kept: int
-) -> None:
-    """There a prompt is added to shuffled captions; here its tags are kept ones."""
-    shuffle = {"enable": True, "count": 3, "position_start": start}
-    own = {"caption_shuffle": shuffle, "disable_multiline_split": True}
-    if prompt:
-        own |= {"prepend_instance_prompt": True, "instance_prompt": prompt}
-    found = read([DATASET | own])
-    assert captions(found) == {
-        "caption_strategy": "textfile", "shuffle_caption": True, "caption_variants": 4,
-        "keep_tokens": kept, **({"caption_prefix": prompt} if prompt else {}),
-    }  # fmt: skip
-    told = next(note.reason for note in found.notes if note.ours == "data.shuffle_caption")
-    assert told.endswith("the first tag stays behind instance_prompt") == (prompt == "sks")
 
 
 def test_filters_are_those_of_the_datasets_embeddings(place: Path) -> None:
@@ -150,38 +104,3 @@ def test_a_dataset_finds_its_embeddings_by_any_id(place: Path) -> None:
     found = read([DATASET | {"text_embeds": 1}, embeds, others])
     assert captions(found)["caption_filter_list"] == ["blurry"]
     read([DATASET | {"text_embeds": ["a list"]}, embeds, others])
-
-
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [
-        ({"prepend_instance_prompt": True, "instance_prompt": None}, "instance_prompt is missing"),
-        ({"caption_filter_list": ["a"]}, "dataset of text_embeds only: move it there"),
-        ({"caption_shuffle": {"enable": True, "split_on": "space"}}, "split_on is space"),
-        ({"caption_shuffle": {"enable": True, "count": "many"}}, "count is 'many'"),
-        (
-            {"type": "huggingface", "dataset_name": "a/b", "caption_strategy": "huggingface",
-             "huggingface": "image_column"},
-            "huggingface is 'image_column'",
-        ),
-        ({"caption_strategy": "parquet"}, "parquet: names no table"),
-        (
-            {"caption_strategy": "parquet", "parquet": {"path": "a.parquet"}},
-            "the columns id and caption are not read from a.parquet",
-        ),
-        (
-            {"type": "huggingface", "dataset_name": "a/b", "caption_strategy": "huggingface",
-             "caption_column": ["a", "b"]},
-            "caption_column is ['a', 'b']",
-        ),
-        (
-            {"type": "huggingface", "dataset_name": "a/b", "caption_strategy": "huggingface",
-             "huggingface": {"filter_func": {}}},
-            "huggingface.filter_func: every row of a/b is trained on",
-        ),
-    ],
-)  # fmt: skip
-def test_captions_that_would_be_others_are_refused(
-    place: Path, own: dict[str, Any], message: str
-) -> None:
-    assert message in refusal(read, [DATASET | own, EMBEDS])

@@ -38,7 +38,7 @@ from zerotrain.builder.processes import (
 )
 from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
-from zerotrain.importers.zero import PRESETS
+from zerotrain.importers.program import PRESETS
 from zerotrain.machine.output import format_figure
 from zerotrain.pipeline.watch.state import RunState
 from zerotrain.run.stages import TRAIN

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.importers.batch import Part
-from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed, read_plain
+from zerotrain.importers.deepspeed import read_deepspeed, read_plain
 from zerotrain.importers.files import find_repeated_keys, load_deepspeed
 from zerotrain.importers.imported_config import AUTO, ImportedConfig
 from zerotrain.importers.key_values import read_keys
-from zerotrain.importers.program import RUN
+from zerotrain.importers.program import RUN, Part, SurroundingSettings
 from zerotrain.launch.keys import ACCELERATE, DEEPSPEED_FLAGS
 from zerotrain.launch.resolved import nest_keys
 

@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from zerotrain.errors import PipelineError
 from zerotrain.importers.imported_config import AUTO, ImportedConfig
-from zerotrain.importers.program import RUN, Program
+from zerotrain.importers.program import RUN, Part, Program, SurroundingSettings
 
 TRAIN = "train_batch_size"
 MICRO = "train_micro_batch_size_per_gpu"
 STEPS = "gradient_accumulation_steps"
 
 
-@dataclass(frozen=True)
-class Part:
-    """A factor: its value if it is known, and where that comes from."""
-
-    value: int | None
-    reason: str = ""
-
-
-UNKNOWN = Part(None)
-
-
-def read_batch(
-    flat: dict[str, Any],
-    result: ImportedConfig,
-    program: Program,
-    processes: Part,
-    micro_batch: int | None = None,
-) -> None:
+def read_batch(flat: dict[str, Any], result: ImportedConfig, context: SurroundingSettings) -> None:
     """Derive the four numbers as DeepSpeed does if one is missing.
-
-    Args:
-        flat: The file's keys.
-        result: Receives global_batch_size, gradient_accumulation_steps and num_processes.
-        program: Supplies values for "auto" and for missing keys.
-        processes: The number of processes, if given.
-        micro_batch: The micro batch, if the user gives it in addition to the file.
 
     Raises:
         PipelineError: the numbers do not multiply out; the message names them.
     """
+    program, world, micro_batch = context.program, context.processes, context.micro_batch
     train, micro, steps = (_given(flat, key) for key in (TRAIN, MICRO, STEPS))
-    world = processes
     if program is RUN and train.value is None and (micro.value is None or steps.value is None):
         _leave_to_run(flat, result, micro, steps, world)
         return

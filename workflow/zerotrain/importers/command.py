@@ -1,17 +1,17 @@
-"""Pasted command lines: the launcher and its flags, the script and its arguments."""
+"""Pasted command lines: the launcher, the script and its arguments, and whose script that is."""
 
 from __future__ import annotations
 
 import itertools
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.importers.recognition import check_command, check_script
+from zerotrain.importers.keys import PROGRAMS
 from zerotrain.launch.keys import (
     ACCELERATE,
     DEEPSPEED_FLAGS,
@@ -244,3 +244,96 @@ def processes(command: Command) -> tuple[int | None, str]:
 def port(given: Any) -> int | None:
     """Return a port; None for a placeholder in a guide, as in --master_port=xxx."""
     return int(given) if str(given).isdigit() and 0 < int(given) < 65536 else None
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What a program's commands have and those of no other program."""
+
+    keys: frozenset[str] = frozenset()
+    """Flags of its scripts."""
+    scripts: str = "(?!)"
+    """A regular expression of its scripts' names without folders, or of its modules."""
+    commands: str = "(?!)"
+    """A regular expression of its own commands."""
+
+
+def _marks(rows: Mapping[str, Any]) -> dict[str, Marks]:
+    return {
+        name: Marks(**{**row, "keys": frozenset(row.get("keys", ()))}) for name, row in rows.items()
+    }
+
+
+SUPPORTED = _marks(PROGRAMS["supported"])
+"""The programs whose arguments are read; diffusers' examples are read by their scripts' names."""
+UNSUPPORTED = _marks(PROGRAMS["unsupported"])
+"""Programs that are refused by their names."""
+ADVICE = (
+    "write its values into `zerotrain new`'s file; `launch import` reads its accelerate or "
+    "DeepSpeed file, and the command without the script's flags"
+)
+
+
+def find_program(script: str, arguments: Iterable[str]) -> str | None:
+    """Return which of SUPPORTED a script belongs to; None if it has no mark of any.
+
+    Raises:
+        PipelineError: it belongs to a program that is not read, or has marks of several.
+    """
+    check_script(script)
+    given = set(arguments)
+    for name, marks in UNSUPPORTED.items():
+        if marks.keys & given:
+            raise refused_program(script, name)
+    found = {name: sorted(marks.keys & given) for name, marks in SUPPORTED.items()}
+    found = {name: keys for name, keys in found.items() if keys}
+    if len(found) > 1:
+        flags = " and ".join(f"--{keys[0]}" for keys in found.values())
+        raise PipelineError(
+            f"{script}: {flags} belong to different programs", hint="paste a command of one program"
+        )
+    return next(iter(found), None)
+
+
+def check_script(script: str, file: str = "") -> None:
+    """Check that a script is of no program that is not read.
+
+    Args:
+        script: Its path or module.
+        file: What follows it, if that is one file.
+
+    Raises:
+        PipelineError: it is.
+    """
+    for name, marks in UNSUPPORTED.items():
+        if re.fullmatch(marks.scripts, f"{script.rpartition('/')[2]} {file}".rstrip()):
+            raise refused_program(f"{script} {file}".rstrip(), name)
+
+
+def check_command(words: Sequence[str]) -> None:
+    """Refuse the commands of programs that are not read.
+
+    Args:
+        words: The words of the command, whose first is the program's or python's.
+
+    Raises:
+        PipelineError: it is one of theirs.
+    """
+    for name, marks in UNSUPPORTED.items():
+        if re.fullmatch(marks.commands, words[0].rpartition("/")[2]):
+            raise refused_program(" ".join(words[:2]), name)
+
+
+def refused_program(command: str, name: str) -> PipelineError:
+    """Return the error for a command of a program that is not read."""
+    return PipelineError(f"{command}: a command of {name}, which is not read", hint=ADVICE)
+
+
+def unknown_script(script: str) -> PipelineError:
+    """Return the error for a script with arguments that no program is recognised by."""
+    known = ", ".join(f"--{min(marks.keys)}" for marks in SUPPORTED.values())
+    return PipelineError(
+        f"{script}: not a script that is read: diffusers' examples are known by their names, other "
+        f"programs by flags such as {known}",
+        hint=ADVICE,
+    )

@@ -14,22 +14,18 @@ from zerotrain.importers.accelerate import (
     note_repeated_keys,
     read_accelerate,
 )
-from zerotrain.importers.batch import Part
 from zerotrain.importers.command import (
     FLAGS,
     HINT,
     Command,
+    find_program,
     parse_commands,
     port,
     processes,
+    unknown_script,
 )
-from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed
-from zerotrain.importers.diffsynth import (
-    PRESET,
-    join_trainings,
-    read_diffsynth,
-    split_trainings,
-)
+from zerotrain.importers.deepspeed import read_deepspeed
+from zerotrain.importers.diffsynth import PRESET, join_trainings, read_diffsynth, split_trainings
 from zerotrain.importers.diffusers_examples import is_example, read_example
 from zerotrain.importers.files import (
     cached_config,
@@ -43,9 +39,8 @@ from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.keys import PEFT_SCRIPT
 from zerotrain.importers.program import ACCELERATE as ACCELERATE_PROGRAM
-from zerotrain.importers.program import RUN, Program
+from zerotrain.importers.program import RUN, Part, Program, SurroundingSettings
 from zerotrain.importers.reading import ImportOptions, check, import_file
-from zerotrain.importers.recognition import find_program, unknown_script
 from zerotrain.importers.simpletuner import read_simpletuner, simpletuner_config
 from zerotrain.importers.trainer import read_trainer
 from zerotrain.launch.keys import DEEPSPEED_FLAGS, LAUNCH_FLAGS, unknown_key
@@ -101,7 +96,7 @@ def _import_run(commands: list[Command], options: ImportOptions) -> ImportedConf
 
 def _read_commands(commands: list[Command], options: ImportOptions, result: ImportedConfig) -> None:
     """Read a script that is recognised by name or arguments, or only its launch."""
-    last = commands[-1]
+    last, context = commands[-1], options.surroundings(ACCELERATE_PROGRAM)
     scripts = {command.script for command in commands}
     if last.arguments_file is not None:
         _read_arguments(last, result)
@@ -116,19 +111,18 @@ def _read_commands(commands: list[Command], options: ImportOptions, result: Impo
         _read_script(last, result, options)
     elif known:
         launch = _launch_config(last, result)
-        context = _own_launcher(last, result, options.surroundings(ACCELERATE_PROGRAM))
+        context = _own_launcher(last, result, context)
         read_example(last.arguments, launch, last.script, result, context)
     elif whose == "diffsynth":
         launch = _launch_config(last, result)
         for name, value in [flag for one in commands[:-1] for flag in one.flags.items()]:
             result.ignore(name, value, "the cache stage launches no processes")
-        context = options.surroundings(ACCELERATE_PROGRAM)
         given = [command.arguments for command in commands]
         read_diffsynth(given, launch, last.script, result, _own_launcher(last, result, context))
     elif whose in (None, "trainer") and _names_config(last):
         _read_config_alone(last, result, options)
     elif whose in ("trainer", "simpletuner"):
-        context = _own_launcher(last, result, options.surroundings(ACCELERATE_PROGRAM))
+        context = _own_launcher(last, result, context)
         if last.launcher == "accelerate":
             context = _accelerate_processes(last, result, context)
         if whose == "trainer":
@@ -139,8 +133,7 @@ def _read_commands(commands: list[Command], options: ImportOptions, result: Impo
         raise unknown_script(last.script)
     else:
         config, path = _launch_config(last, result)
-        context = _own_launcher(last, result, options.surroundings(ACCELERATE_PROGRAM))
-        read_accelerate(config, path, result, context)
+        read_accelerate(config, path, result, _own_launcher(last, result, context))
 
 
 def _read_arguments(command: Command, result: ImportedConfig) -> None:

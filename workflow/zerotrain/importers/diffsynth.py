@@ -13,18 +13,25 @@ from zerotrain.config.trackers import TENSORBOARD
 from zerotrain.errors import PipelineError
 from zerotrain.importers.accelerate import read_accelerate
 from zerotrain.importers.command import Command
-from zerotrain.importers.deepspeed import SurroundingSettings
-from zerotrain.importers.diffsynth_adapter import (
+from zerotrain.importers.diffsynth_model import (
+    IN_BF16,
+    input_columns,
     put_lora,
+    put_model,
     put_quantization,
     put_trained,
 )
-from zerotrain.importers.diffsynth_model import SHIFTS, input_columns, put_model
 from zerotrain.importers.imported_config import ImportedConfig, Note, Outcome
-from zerotrain.importers.key_values import read_keys
+from zerotrain.importers.key_values import drop_dependents, put_rows, read_keys
 from zerotrain.importers.keys import DIFFSYNTH
 from zerotrain.importers.precision import say_bf16_weights
-from zerotrain.importers.program import diffsynth, put_arguments, put_save_every, put_until
+from zerotrain.importers.program import (
+    SurroundingSettings,
+    diffsynth,
+    put_arguments,
+    put_save_every,
+    put_until,
+)
 
 PREPARE = "sft:data_process"
 
@@ -87,6 +94,7 @@ def read_diffsynth(
         arguments = train[0]
     else:
         arguments, prepare = prepare[0], []
+    drop_dependents(arguments, DIFFSYNTH, result)
     program = diffsynth(arguments)
     result.attempt(_put_data, arguments, result)
     result.attempt(put_model, prepare, arguments, result, where, whole=not train)
@@ -95,12 +103,12 @@ def read_diffsynth(
     result.attempt(put_quantization, arguments, result)
     _put_trackers(arguments, result)
     put_until(result, program, "max_steps", "num_epochs")
-    if result.values.get("family") in SHIFTS:
+    if result.values.get("family") in IN_BF16:
         reason = "DiffSynth-Studio loads this model in bf16, whatever its launcher says"
         context = replace(context, precision_default=("bf16", reason))
     config, path = launch
     read_accelerate(config, path, result, replace(context, program=program))
-    in_bf16 = result.values.get("family") in SHIFTS
+    in_bf16 = result.values.get("family") in IN_BF16
     say_bf16_weights(result, config, program.name, in_bf16=in_bf16)
     if "save_steps" in arguments:
         put_save_every(result, "save_steps", arguments["save_steps"], None)
@@ -147,12 +155,9 @@ def _merge(prepare: list[dict[str, Any]], train: dict[str, Any], result: Importe
 
 
 def _put_data(arguments: dict[str, Any], result: ImportedConfig) -> None:
-    base = arguments.get("dataset_base_path")
-    if base is not None:
+    if "dataset_base_path" in arguments:
         result.assume("data.source", "folder", "images of a folder")
-        result.keep("dataset_base_path", base, "data.images")
-    if "dataset_metadata_path" in arguments:
-        result.keep("dataset_metadata_path", arguments["dataset_metadata_path"], "data.metadata")
+    put_rows({**arguments}, DIFFSYNTH, result, "dataset_base_path", "dataset_metadata_path")
     height, width = arguments.get("height"), arguments.get("width")
     given = arguments.get("max_pixels")
     conditioned = bool(input_columns(arguments))
@@ -226,11 +231,7 @@ def _put_trackers(arguments: dict[str, Any], result: ImportedConfig) -> None:
         result.note("kept", name, True, "", "train.report_to")
     if on:
         result.values["train.report_to"] = [LOGS[name] for name in on]
-    for name in ("wandb_project", "swanlab_project"):
-        if name in arguments and f"enable_{name.partition('_')[0]}_log" in on:
-            result.keep(name, arguments[name], "train.tracker_project_name")
-        elif name in arguments:
-            result.ignore(name, arguments[name], "its log is not on")
+    put_rows(arguments, DIFFSYNTH, result, "wandb_project", "swanlab_project")
 
 
 PRESET = ("preset_lora_path", "preset_lora_model")

@@ -1,4 +1,4 @@
-"""DiffSynth-Studio's base model, its training loss, and its inputs besides captions.
+"""DiffSynth-Studio's base model, its training loss, its inputs besides captions, and its adapter.
 
 The parts of a model (--model_id_with_origin_paths) have the same form as in `base`
 (zerotrain.models.composed_base), with parts as folders in diffusers' layout.
@@ -7,38 +7,21 @@ The parts of a model (--model_id_with_origin_paths) have the same form as in `ba
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zerotrain.config.families import FAMILIES as OURS
 from zerotrain.errors import PipelineError
 from zerotrain.importers.imported_config import ImportedConfig
+from zerotrain.importers.key_values import put_code, put_row, put_rows
+from zerotrain.importers.keys import DIFFSYNTH, DIFFSYNTH_VALUES
 from zerotrain.importers.program import put_run
 from zerotrain.models.families.conditioning import IMAGE_EMBEDDER
 
-FAMILIES = {
-    "qwen-image": "qwen_image",
-    "firered-image": "qwen_image",
-    "flux.1": "flux",
-    "flex.2": "flux",
-    "stable-diffusion-xl": "sdxl",
-    "stable-diffusion-3": "sd3",
-}
+FAMILIES: Mapping[str, str] = DIFFSYNTH_VALUES["families"]
 """Prefixes of model names in hub ids, and our families."""
-
-SHIFTS = {"qwen_image": 2.2255, "flux": 3.0}
-"""diffsynth/diffusion/flow_match.py: e^0.8, and 3."""
-
-LEAST_NOISE = {"qwen_image": (0.002, 0.02), "flux": (0.003, 0.009)}
-"""Least noise after the shift: of the 1,000 evenly spaced timesteps here, and of its schedules.
-Qwen-Image's is stretched to 0.02; Flux's starts at 0.003 / 1.002 before the shift."""
-
-ORIGINAL_FILES = {
-    r"(flux1-[\w-]+|Flex\.2-preview)\.safetensors": "transformer/*.safetensors",
-    r"ae\.safetensors": "vae/*.safetensors",
-}
-"""Single files of Black Forest Labs and ostris, and the same weights in the same repository."""
-
+IN_BF16 = ("qwen_image", "flux")
+"""Families whose models it loads in bf16."""
 PLAIN = "Qwen/Qwen-Image:model_index.json"
 """Turns an editing model into one that reads only captions, as in training without images."""
 
@@ -78,7 +61,9 @@ def put_model(
     elif not whole:
         result.keep("model_paths", given, "base")
     result.assume("family", family, f"by its name, {repo}")
-    _put_objective(family, result, captions=reads_captions(arguments))
+    # Redux's tokens follow zeros instead of a caption.
+    read = "redux" if REDUX in str(arguments.get(NAME, "")) else "captions"
+    put_code(DIFFSYNTH_VALUES["code"], family, result, read)
     put_run(arguments.get("output_path"), repo, result, "output_path")
     result.attempt(put_inputs, arguments, model, result)
 
@@ -96,45 +81,10 @@ def _whole_repository(name: str, parts: str, result: ImportedConfig) -> str:
     return base
 
 
-def _put_objective(family: str, result: ImportedConfig, *, captions: bool) -> None:
-    """Set the training loss, which no flag names."""
-    if family in SHIFTS:
-        result.assume(
-            "train.weighting_scheme", "gaussian",
-            "DiffSynth-Studio draws timesteps equally often, and weighs the middle ones higher",
-        )  # fmt: skip
-        result.assume("train.flow_shift", SHIFTS[family], "DiffSynth-Studio's own, at every size")
-        least, theirs = LEAST_NOISE[family]
-        result.note(
-            "changed", "flow schedule", None,
-            f"the least noise is {least}; DiffSynth-Studio's schedule ends at {theirs}",
-        )  # fmt: skip
-    ours = "cache.max_sequence_length"
-    if family == "flux":
-        result.assume(ours, 512, "DiffSynth-Studio's tokens of T5")
-    if family == "qwen_image":
-        reason = "all that the base takes; DiffSynth-Studio cuts a caption at 4096 tokens"
-        result.put("changed", ours, None, ours, 1024, reason)
-    if family == "sdxl":
-        result.note(
-            "changed", "time_ids", None,
-            "size and crop of the image file; DiffSynth-Studio says the trained size, uncut",
-        )  # fmt: skip
-    ours = "train.caption_dropout_probability"
-    if captions:
-        result.assume(ours, 0.0, "DiffSynth-Studio drops no caption")
-    else:
-        result.assume(
-            ours, 1.0,
-            "with flux_redux_image DiffSynth-Studio reads zeros in place of every caption, as the "
-            "empty one is here",
-        )  # fmt: skip
-
-
 def _part(part: str) -> str:
     """Return PLACE:FILES in the form of `base`."""
     place, colon, files = part.rpartition(":")
-    for original, ours in ORIGINAL_FILES.items():
+    for original, ours in DIFFSYNTH_VALUES["original_files"].items():
         if re.fullmatch(original, files):
             return f"{place}{colon}{ours}"
     return part
@@ -150,26 +100,6 @@ of FireRed-Image-Edit-1.0 and -1.1, and docs/en/Model_Details/Qwen-Image.md, do 
 REDUX = "flux_redux_image"
 SIDE = 1024
 """It scales edited images to the area of this square, whatever the trained size."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Columns that one kind of base reads."""
-
-    columns: tuple[str, ...]
-    """In the order in which the model reads them here."""
-    family: str
-    bases: str
-    """A regular expression for the beginning of its name."""
-
-
-TABLE = (
-    Inputs(("edit_image",), "qwen_image", EDITS),
-    Inputs(("context_image",), "qwen_image", "qwen-image(?!-edit)"),
-    Inputs(("kontext_images",), "flux", r"flux\.1-(?!fill)"),
-    Inputs((REDUX,), "flux", r"flux\.1-(?!fill|kontext)"),
-    Inputs(("flux_fill_image", "flux_fill_mask"), "flux", FILLS),
-)
 
 
 def input_columns(arguments: Mapping[str, Any]) -> list[str]:
@@ -190,15 +120,16 @@ def put_inputs(arguments: Mapping[str, Any], model: str, result: ImportedConfig)
             required ones.
     """
     columns = input_columns(arguments)
-    known = next((one for one in TABLE if {*one.columns} == {*columns}), None)
-    if columns and (known is None or known.family != result.values.get("family")):
+    table = DIFFSYNTH_VALUES["inputs"]
+    known = next((one for one in table if {*one["columns"]} == {*columns}), None)
+    if columns and (known is None or known["family"] != result.values.get("family")):
         raise PipelineError(
             f"{NAME}: {','.join(columns)!r} cannot be honoured: no conditioning images that a base "
             "reads here",
-            hint="taken are " + "; ".join(",".join(one.columns) for one in TABLE)
+            hint="taken are " + "; ".join(",".join(one["columns"]) for one in table)
             + f"; `--skip {NAME}` imports the rest, if the training is meant without them",
         )  # fmt: skip
-    if known is not None and not re.match(known.bases, model):
+    if known is not None and not re.match(known["bases"], model):
         raise PipelineError(
             f"{NAME}: {','.join(columns)} belongs to another model than {model}",
             hint="name the base that reads these images",
@@ -218,20 +149,15 @@ def put_inputs(arguments: Mapping[str, Any], model: str, result: ImportedConfig)
     if known is None:
         return
     ours = "data.conditioning_columns"
-    result.keep(NAME, arguments[NAME], ours, list(known.columns))
-    if known.columns == ("edit_image",):
+    result.keep(NAME, arguments[NAME], ours, known["columns"])
+    if known["columns"] == ["edit_image"]:
         _put_edit(arguments, model, result)
-    if known.columns == (REDUX,):
+    if known["columns"] == [REDUX]:
         result.note(
             "changed", REDUX, None,
             "its centre square, at the trained size, is scaled to 384 x 384 and normalised in "
             "float32; DiffSynth-Studio squeezes the whole image and normalises it in bf16",
         )  # fmt: skip
-
-
-def reads_captions(arguments: Mapping[str, Any]) -> bool:
-    """Return whether the model reads captions; Redux's tokens follow zeros instead."""
-    return REDUX not in str(arguments.get(NAME, ""))
 
 
 def _check_timestep(given: bool, model: str, result: ImportedConfig) -> None:
@@ -244,7 +170,7 @@ def _check_timestep(given: bool, model: str, result: ImportedConfig) -> None:
             hint=f"{'remove' if given else 'give'} --{FLAG}: it belongs to Qwen-Image-Edit-2511",
         )
     if given:
-        result.ignore(FLAG, True, "the base's config.json says it")
+        put_row(DIFFSYNTH[FLAG], True, result)
 
 
 def _put_edit(arguments: Mapping[str, Any], model: str, result: ImportedConfig) -> None:
@@ -269,3 +195,144 @@ def _put_edit(arguments: Mapping[str, Any], model: str, result: ImportedConfig) 
         reasons.append(f"scaled to {side} x {side}, as the image is, instead of {SIDE} x {SIDE}")
     if reasons:
         result.note("changed", "edit_image", None, "; ".join(reasons))
+
+
+FUSED = ("a_to_qkv", "b_to_qkv", "to_qkv_mlp")
+"""Layers that correspond to several here; both have query, key and value in this order."""
+
+
+def _in_blocks(names: Sequence[str]) -> tuple[str, ...]:
+    """Return these names in each of FLUX.1's 38 single or 19 double blocks."""
+    if "*" not in names[0]:
+        return tuple(names)
+    count = 38 if names[0].startswith("single_") else 19
+    return tuple(name.replace("*", str(number)) for number in range(count) for name in names)
+
+
+LAYERS = {name: _in_blocks(ours) for name, ours in DIFFSYNTH_VALUES["flux_layers"].items()}
+"""DiffSynth-Studio's names, and suffixes of the same layers' names here."""
+EVERYWHERE: Mapping[str, Sequence[str]] = DIFFSYNTH_VALUES["flux_layers_everywhere"]
+
+
+def flux_targets(modules: Sequence[str]) -> list[str]:
+    """Return the suffixes of these layers' names here; each must be in LAYERS."""
+    both = EVERYWHERE.keys() <= {*modules}
+    table = {**LAYERS, **EVERYWHERE} if both else LAYERS
+    return list(dict.fromkeys(layer for module in modules for layer in table[module]))
+
+
+DENOISERS = {"sdxl": "unet"}
+"""Names of the denoiser in its pipelines, if not dit."""
+
+
+def put_trained(arguments: dict[str, Any], result: ImportedConfig) -> None:
+    """Check which model is trained: the denoiser, fully or through an adapter."""
+    denoiser = DENOISERS.get(result.values.get("family", ""), "dit")
+    whole, lora = arguments.get("trainable_models"), arguments.get("lora_base_model")
+    if whole is not None and whole != denoiser:
+        raise PipelineError(
+            f"trainable_models: {whole!r} cannot be honoured: only the denoiser ({denoiser}) is "
+            "trained",
+            hint="`--skip trainable_models` trains the denoiser",
+        )
+    if whole is not None and lora is not None:
+        raise PipelineError(
+            "trainable_models and lora_base_model are both given",
+            hint="train the model or an adapter to it: take one of them out",
+        )
+    if whole is not None:
+        put_row(DIFFSYNTH["trainable_models"], whole, result)
+    elif lora is not None and lora != denoiser:
+        raise PipelineError(
+            f"lora_base_model is {lora}", hint=f"a LoRA is the denoiser's: {denoiser}"
+        )
+
+
+def put_lora(arguments: dict[str, Any], result: ImportedConfig) -> None:
+    """Set the denoiser's adapter, and the weights that the training starts from."""
+    base = arguments.get("lora_base_model")
+    if rounded := arguments.pop("fp8_models", None):
+        if not base:
+            raise PipelineError(
+                f"fp8_models: {rounded!r}: weights that are trained are not rounded to fp8",
+                hint="`--skip fp8_models`; a launch preset with offload needs less memory",
+            )
+        result.note(
+            "changed", "fp8_models", rounded,
+            "frozen weights are not rounded to fp8: they take more memory, and the adapter is "
+            "trained next to the weights themselves, not next to their rounded copy",
+        )  # fmt: skip
+    if base is not None:
+        result.note(
+            "kept", "lora_base_model", base, "the denoiser, which is what is trained", "lora"
+        )
+        rank = arguments.get("lora_rank", DIFFSYNTH["lora_rank"].default)
+        if rank < 1:
+            raise PipelineError(f"lora_rank is {rank}", hint="give a rank from 1 on")
+        put_rows({**arguments}, DIFFSYNTH, result, "lora_rank")
+        result.assume("lora.alpha", float(rank), "DiffSynth-Studio's alpha is the rank")
+        _put_targets(str(arguments.get("lora_target_modules", "")), result)
+    resume = [n for n in ("resume_from_checkpoint", "lora_checkpoint") if n in arguments]
+    for name in resume:
+        result.keep(name, arguments[name], "resume_from_checkpoint")
+    if resume:
+        reason = "DiffSynth-Studio reads weights alone, and begins with a new optimizer"
+        result.assume("phases.allow", ["moments"], reason)
+
+
+def put_quantization(arguments: dict[str, Any], result: ImportedConfig) -> None:
+    """Set the quantized weights: `MODEL:FILES:METHOD/EXCLUDED,LAYERS;...`."""
+    name = "quant_options"
+    given = arguments.pop(name, None)
+    entries = [entry for entry in str(given or "").split(";") if entry.rpartition(":")[2]]
+    family = result.values.get("family")
+    if not entries or family is None:  # an unknown model is already among the problems
+        return
+    models = str(arguments.get("model_id_with_origin_paths") or "").split(",")
+    part = OURS[family].trained_part
+    for entry in entries:
+        model, _, wanted = entry.rpartition(":")
+        method, _, excluded = wanted.partition("/")
+        problem = (
+            f"{model} is not the denoiser, and no other weights are quantized"
+            if model not in models or not model.partition(":")[2].startswith(f"{part}/")
+            else f"{method} is not offered"
+            if method != "bitsandbytes_nf4"
+            else "its model has layers in stacks, whose scales are quantized together"
+            if family != "qwen_image"
+            else "weights that are trained are not quantized"
+            if not arguments.get("lora_base_model")
+            else ""
+        )
+        if problem:
+            raise PipelineError(
+                f"{name}: {entry!r}: {problem}",
+                hint=f"`--skip {name}` trains next to the weights themselves; it takes more memory",
+            )
+        result.keep(name, given, "base_model_precision", "nf4")
+        if excluded:
+            result.keep(name, given, "base_model_exclude_modules", excluded.split(","))
+
+
+def _put_targets(given: str, result: ImportedConfig) -> None:
+    """Set the layers that get an adapter."""
+    name, ours = "lora_target_modules", "lora.target_modules"
+    modules = [module.strip() for module in given.split(",") if module.strip()]
+    if not modules:
+        raise PipelineError(
+            f"{name} names no layer, and those that DiffSynth-Studio would choose follow from its "
+            "own code of the model",
+            hint=f"name the layers: --{name} to_q,to_k,to_v,to_out.0",
+        )
+    if result.values.get("family") != "flux" or {*modules}.isdisjoint(LAYERS):
+        result.keep(name, given, ours, modules)
+        return
+    if unknown := [module for module in modules if module not in LAYERS]:
+        raise PipelineError(
+            f"{name}: {unknown[0]} is no layer of Flux in DiffSynth-Studio",
+            hint=f"known: {', '.join(LAYERS)}",
+        )
+    result.keep(name, given, ours, flux_targets(modules), "the same layers by diffusers' names")
+    if fused := [module for module in modules if module in FUSED]:
+        reason = f"{', '.join(fused)}: one layer each there, with one first factor"
+        result.assume("lora.fused_layers", True, reason)

@@ -8,25 +8,17 @@ from typing import Any
 
 from zerotrain.config.families import FAMILIES
 from zerotrain.config.optimizers import find
-from zerotrain.config.run import OF_SCHEME
 from zerotrain.data.metadata import caption_columns
 from zerotrain.errors import PipelineError
 from zerotrain.importers.accelerate import read_accelerate
-from zerotrain.importers.deepspeed import SurroundingSettings
 from zerotrain.importers.imported_config import ImportedConfig
-from zerotrain.importers.key_values import read_keys
-from zerotrain.importers.keys import (
-    DREAMBOOTH_FLUX,
-    DREAMBOOTH_LORA_FLUX,
-    DREAMBOOTH_LORA_SDXL,
-    DREAMBOOTH_SD3,
-    KONTEXT,
-    TEXT_TO_IMAGE,
-)
+from zerotrain.importers.key_values import drop_dependents, put_code, put_rows, read_keys
+from zerotrain.importers.keys import DIFFUSERS, DIFFUSERS_VALUES, SCRIPTS
 from zerotrain.importers.precision import OURS as PRECISION
 from zerotrain.importers.precision import say_bf16_weights
 from zerotrain.importers.program import (
     Program,
+    SurroundingSettings,
     drop_keys_of_others,
     put_arguments,
     put_micro_batch,
@@ -39,57 +31,21 @@ from zerotrain.importers.program import (
 from zerotrain.importers.schedule import note_stretched_schedule
 from zerotrain.importers.simpletuner_captions import put_captions
 from zerotrain.importers.simpletuner_data import FRAMING, HUB, is_local
-from zerotrain.importers.simpletuner_objective import POSTERIOR
 from zerotrain.launch.keys import Key
 
 KONTEXT_NAME = "train_dreambooth_lora_flux_kontext.py"
 ENCODES_ONCE = "train_text_to_image_sdxl.py"
 """It encodes images and captions once, before training."""
-SCRIPTS = {
-    "train_dreambooth_flux.py": ("flux", DREAMBOOTH_FLUX),
-    "train_dreambooth_lora_flux.py": ("flux", DREAMBOOTH_LORA_FLUX),
-    KONTEXT_NAME: ("flux", KONTEXT),
-    "train_dreambooth_lora_qwen_image.py": ("qwen_image", DREAMBOOTH_LORA_FLUX),
-    "train_dreambooth_lora_sd3.py": ("sd3", DREAMBOOTH_SD3),
-    "train_dreambooth_lora_sdxl.py": ("sdxl", DREAMBOOTH_LORA_SDXL),
-    "train_dreambooth_sd3.py": ("sd3", DREAMBOOTH_SD3),
-    "train_text_to_image_lora_sdxl.py": ("sdxl", TEXT_TO_IMAGE),
-    ENCODES_ONCE: ("sdxl", TEXT_TO_IMAGE),
-}
-"""The family of each script, and its flags with their defaults."""
-_JOINT = (
-    "attn.to_k", "attn.to_q", "attn.to_v", "attn.to_out.0",
-    "attn.add_k_proj", "attn.add_q_proj", "attn.add_v_proj", "attn.to_add_out",
-)  # fmt: skip
-_FFS = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
-LORA_LAYERS = {
-    "sdxl": ["to_k", "to_q", "to_v", "to_out.0"],
-    "sd3": list(_JOINT),
-    "flux": [*_JOINT, *_FFS],
-    "qwen_image": ["to_k", "to_q", "to_v", "to_out.0"],
-}
+LORA_LAYERS: dict[str, list[str]] = DIFFUSERS_VALUES["lora_layers"]
 """The LoRA's layers if lora_layers is not given."""
-UNSHIFTED = ("flux", "qwen_image")
-"""Families with a dynamic shift: FlowMatchEulerDiscreteScheduler has evenly spaced sigmas until a
-pipeline sets timesteps."""
-PAIRS = (
-    "each image has its own caption; the script encodes captions and images in two passes, "
-    "shuffles batches before each, and pairs them by their places"
-)
 BUCKETS = "aspect_ratio_buckets"
-CYCLES, POWER = "lr_num_cycles", "lr_power"
 EDM = "playground-v2.5"
 """A model with an EDM noise schedule, which the SDXL scripts use for its training."""
-OF_SCHEDULES = {CYCLES: ("cosine_with_restarts", "num_cycles"), POWER: ("polynomial", "power")}
 
 
 def is_example(script: str) -> bool:
     """Return whether the script trains one of our families."""
-    return _name(script) in SCRIPTS
-
-
-def _name(script: str) -> str:
-    return script.rpartition("/")[2]
+    return script.rpartition("/")[2] in SCRIPTS
 
 
 def read_example(
@@ -111,35 +67,39 @@ def read_example(
     Raises:
         PipelineError: an argument is not supported.
     """
-    family, table = SCRIPTS[_name(script)]
+    name = script.rpartition("/")[2]
+    family, table = SCRIPTS[name]
     arguments = read_keys(given, table, script, result)
     result.assume("family", family, "by the script's name")
     drop_keys_of_others(arguments, table, family, result)
-    scheme = arguments.get("weighting_scheme", FAMILIES[family].weighting_scheme)
-    for key, wanted in OF_SCHEME.items():
-        if scheme != wanted:
-            result.ignore_all(arguments, [key], f"weighting_scheme {wanted} alone reads it")
     if arguments.pop("use_8bit_adam", False):
-        name = arguments.get("optimizer", "AdamW")
-        if name.casefold() == "adamw":
+        optimizer = arguments.get("optimizer", "AdamW")
+        if optimizer.casefold() == "adamw":
             arguments["optimizer"] = "adamw8bit"
             result.note("kept", "use_8bit_adam", True, "", "train.optimizer")
         else:
-            result.ignore("use_8bit_adam", True, f"{name} has no moments of 8 bits")
+            result.ignore("use_8bit_adam", True, f"{optimizer} has no moments of 8 bits")
     schedule = arguments.get("lr_scheduler", table["lr_scheduler"].default)
-    if schedule == "constant" and arguments.get("lr_warmup_steps"):
-        result.ignore_all(arguments, ["lr_warmup_steps"], "constant has no warm-up")
+    if "cond_image_column" in arguments:
+        reason = "the script fails with both it and cond_image_column"
+        result.ignore_all(arguments, ["validation_prompt"], reason)
+    drop_dependents(
+        arguments, table, result,
+        weighting_scheme=arguments.get("weighting_scheme", FAMILIES[family].weighting_scheme),
+        lr_scheduler=schedule,
+        warm_up=schedule != "constant" or not arguments.get("lr_warmup_steps"),
+        lora="_lora_" in name, validation_prompt="validation_prompt" in arguments,
+    )  # fmt: skip
     fixed = _optimizer_defaults(arguments)
-    names = [name for name in arguments if name.startswith("prodigy_")]
-    result.ignore_all(arguments, names, "belongs to optimizer prodigy")
     program = Program("the script", table, arguments, fixed)
     result.attempt(_put_model, arguments, result, script, family)
     result.attempt(_put_buckets, arguments, program, result)
     with result.collect():
         captioned = "caption_column" in arguments
         _put_data(arguments, result)
-        _put_draws(arguments, table, result, _name(script), captioned)
-    result.attempt(_put_lora, arguments, program, result, family, script)
+        _put_draws(arguments, table, result, name, captioned)
+    if "_lora_" in name:
+        result.attempt(_put_lora, arguments, program, result, family, script)
     result.attempt(_put_objective, arguments, program, result, family)
     _put_validation(arguments, result)
     steps = None
@@ -151,7 +111,7 @@ def read_example(
             context = context.with_precision(arguments["mixed_precision"], "--mixed_precision")
         read_accelerate(config, path, result, replace(context, program=program))
         # peft's factors have the dtype of the base; the scripts cast them to float32 only for fp16.
-        in_bf16 = "_lora_" in _name(script) and result.values[PRECISION] == "bf16"
+        in_bf16 = "_lora_" in name and result.values[PRECISION] == "bf16"
         say_bf16_weights(result, config, "the script", in_bf16=in_bf16)
         _put_schedule(arguments, result)
         put_micro_batch(result, program, file_wins=False)
@@ -221,16 +181,9 @@ def _put_data(arguments: dict[str, Any], result: ImportedConfig) -> None:
 def _put_hub_dataset(arguments: dict[str, Any], result: ImportedConfig) -> bool:
     """Set a dataset of the hub; return whether a column has captions."""
     result.assume("data.source", "huggingface", "images of a dataset of the hub")
-    for name, ours in (("dataset_name", "data.path"), ("dataset_config_name", "data.subset")):
-        if name in arguments:
-            result.keep(name, arguments.pop(name), ours)
-    columns = {"image_column": "image"}
     captioned = "caption_column" in arguments or "instance_prompt" not in arguments
-    if captioned:
-        columns["caption_column"] = "text"
-    for name, default in columns.items():
-        result.adopt(arguments, name, f"data.{name}", default, f"the script's {name}")
-        arguments.pop(name, None)
+    names = ["dataset_name", "dataset_config_name", "image_column", "caption_column"]
+    put_rows(arguments, DIFFUSERS, result, *names[: 4 if captioned else 3])
     return captioned
 
 
@@ -291,10 +244,9 @@ def _put_draws(
     captioned: bool,
 ) -> None:
     """Report differences in the script's draws: latents, pairs, mirror images, empty captions."""
-    if name != KONTEXT_NAME:  # its vae_encode_mode is mode
-        result.note("changed", "latents", None, POSTERIOR)
-    elif captioned:
-        result.note("changed", "captions", None, PAIRS)
+    # The vae_encode_mode of Kontext's script is mode.
+    differs = "draws" if name != KONTEXT_NAME else "pairs" if captioned else "none"
+    put_code(DIFFUSERS_VALUES["code"], SCRIPTS[name][0], result, differs)
     if name != ENCODES_ONCE and "_dreambooth_" not in name:
         return
     for key in ("random_flip", "proportion_empty_prompts"):
@@ -305,45 +257,27 @@ def _put_draws(
 
 def _put_validation(arguments: dict[str, Any], result: ImportedConfig) -> None:
     """Set the images of one prompt, at the interval of validation.eval_steps."""
-    name, count, ours = "validation_prompt", "num_validation_images", "validation.images_per_prompt"
-    if "data.conditioning_columns" in result.values:
-        reason = "the script fails with both it and cond_image_column"
-        result.ignore_all(arguments, [name], reason)
-    prompt = arguments.pop(name, None)
-    if prompt is None:
-        result.ignore_all(arguments, [count], f"no images without {name}")
-        return
-    result.keep(name, prompt, "validation.prompts", [prompt])
-    result.assume("validation.eval_on_start", False, "the script makes none before it trains")
-    result.adopt(arguments, count, ours, 4, f"the script's {count}")
-    arguments.pop(count, None)
+    if "validation_prompt" in arguments:
+        put_rows(arguments, DIFFUSERS, result, "validation_prompt")
+        result.assume("validation.eval_on_start", False, "the script makes none before it trains")
+        put_rows(arguments, DIFFUSERS, result, "num_validation_images")
 
 
 def _put_lora(
     arguments: dict[str, Any], program: Program, result: ImportedConfig, family: str, script: str
 ) -> None:
     """Set the script's adapter, with gaussian initial values."""
-    if "_lora_" not in _name(script):
-        own = [name for name in arguments if program.table[name].ours.startswith("lora.")]
-        result.ignore_all(arguments, own, "the whole model is trained")
-        return
-    rank = program.value("lora.rank")
-    assert rank is not None
-    if "rank" not in arguments:
-        result.assume("lora.rank", *rank)
+    program.assume(result, "lora.rank")
     # Newer scripts have a number, older ones the rank.
-    alpha, reason = (
-        program.table["lora_alpha"].default,
-        "the script's own lora_alpha; before 2025 it was rank",
-    )
+    alpha = program.table["lora_alpha"].default
+    reason = "the script's own lora_alpha; before 2025 it was rank"
     if alpha is None:
-        alpha = float(rank[0])
+        alpha = float(arguments.get("rank", program.table["rank"].default))
         reason = "the script's alpha is the rank; if yours has a lora_alpha, give it"
     if "lora_alpha" not in arguments:
         result.assume("lora.alpha", alpha, reason)
     if "lora_layers" in arguments:
-        layers = [layer.strip() for layer in arguments["lora_layers"].split(",")]
-        result.keep("lora_layers", arguments["lora_layers"], "lora.target_modules", layers)
+        put_rows(arguments, DIFFUSERS, result, "lora_layers")
     else:
         kontext = ["proj_mlp"] if "kontext" in script else []
         layers = [*LORA_LAYERS[family], *kontext]
@@ -355,21 +289,12 @@ def _put_objective(
     arguments: dict[str, Any], program: Program, result: ImportedConfig, family: str
 ) -> None:
     program.put("train.resolution", result)
-    if family == "flux" and "guidance_scale" not in arguments:
-        result.assume("train.flux_guidance_value", 3.5, "the script's own guidance_scale")
-    if family in UNSHIFTED:
-        result.assume(
-            "train.flow_shift", 1.0,
-            "the script draws from the scheduler's sigmas, which a dynamic shift moves for "
-            "sampling alone",
-        )  # fmt: skip
-    if family == "sd3" and "precondition_outputs" not in arguments:
-        result.assume("train.precondition_outputs", True, "the script's own precondition_outputs")
-    length = program.value("cache.max_sequence_length")
-    if length is not None and "max_sequence_length" not in arguments:
-        result.assume(
-            "cache.max_sequence_length", length[0], "the script's own max_sequence_length"
-        )
+    if family == "flux":
+        program.assume(result, "train.flux_guidance_value")
+    put_code(DIFFUSERS_VALUES["code"], family, result, "objective")
+    if family == "sd3":
+        program.assume(result, "train.precondition_outputs")
+    program.assume(result, "cache.max_sequence_length")
     if "train.caption_dropout_probability" not in result.values and (
         "proportion_empty_prompts" not in arguments
     ):
@@ -378,13 +303,8 @@ def _put_objective(
 
 def _put_schedule(arguments: dict[str, Any], result: ImportedConfig) -> None:
     """Set arguments that only one schedule takes."""
-    name = result.values.get("train.lr_scheduler")
-    for flag, (schedule, argument) in OF_SCHEDULES.items():
-        if flag not in arguments:
-            continue
-        value = arguments[flag]
-        if name == schedule:
-            result.values.setdefault("train.lr_scheduler_args", {})[argument] = value
-            result.note("kept", flag, value, "", "train.lr_scheduler_args", value)
-        else:
-            result.ignore(flag, value, f"{schedule} alone takes it")
+    ours = "train.lr_scheduler_args"
+    for flag, name in (("lr_num_cycles", "num_cycles"), ("lr_power", "power")):
+        if flag in arguments:
+            result.values.setdefault(ours, {})[name] = arguments[flag]
+            result.note("kept", flag, arguments[flag], "", ours, arguments[flag])

@@ -1,13 +1,14 @@
-"""The values of a source by the paths of their keys, checked against its table of keys."""
+"""The values of a source by the paths of their keys, checked and put by its table of keys."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zerotrain.errors import PipelineError
 from zerotrain.importers.imported_config import AUTO, ImportedConfig
+from zerotrain.importers.transforms import TRANSFORMS
 from zerotrain.launch.keys import Key, unknown_key
 
 EXPECTED = {
@@ -85,6 +86,112 @@ def _note_unmapped(
             f"{where}: {path}: {value!r} cannot be honoured: {key.reason}",
             hint=f"`--skip {path}` imports the rest, if the training is meant without it",
         )
+
+
+def drop_dependents(
+    arguments: dict[str, Any], table: Mapping[str, Key], result: ImportedConfig, **state: Any
+) -> None:
+    """Remove the arguments that mean nothing without another one (column `with`), and note them.
+
+    Args:
+        arguments: The values that read_keys returned.
+        table: The rows of the keys.
+        result: Receives the notes.
+        state: Values of keys that are not among the arguments, or count instead of them.
+    """
+    known = {**arguments, **state}
+    for row in [row for row in table.values() if row.with_ and row.name in arguments]:
+        key, equals, wanted = row.with_.partition(" = ")
+        given = known.get(key)
+        if str(given).casefold() != wanted.casefold() if equals else not given:
+            result.ignore(row.name, arguments.pop(row.name), row.otherwise)
+
+
+def put_row(row: Key, value: Any, result: ImportedConfig, at: str = "data.") -> None:
+    """Set our key of a row by its transform (column `to`).
+
+    Args:
+        row: The row.
+        value: The value of the other program's key.
+        result: Receives our key and the note.
+        at: Prefix of our keys of the dataset, instead of `data.`.
+    """
+    ours = row.ours
+    if ours.startswith("data."):
+        ours = at + ours.removeprefix("data.")
+    if row.to == "no_effect":
+        result.ignore(row.name, value, row.says)
+    elif row.to == "nothing":
+        result.note("kept", row.name, value, row.says)
+    elif row.to == "differs":
+        result.note("changed", row.name, value, row.says)
+    else:
+        found = TRANSFORMS[row.to](row.name, value) if row.to else value
+        result.put(
+            "changed" if row.changed else "kept", row.name, value, ours, found,
+            row.changed or row.says,
+        )  # fmt: skip
+
+
+def put_rows(
+    arguments: dict[str, Any],
+    table: Mapping[str, Key],
+    result: ImportedConfig,
+    *names: str,
+    at: str = "data.",
+    prefix: str = "",
+) -> None:
+    """Remove these arguments, and set our keys of them, or of the defaults that are to be written.
+
+    Args:
+        arguments: The values by their names, without the prefix.
+        table: The rows of the keys.
+        result: Receives our keys.
+        names: The names.
+        at: As for put_row.
+        prefix: Prefix of the names in the table.
+    """
+    for name in names:
+        row = table[prefix + name]
+        if name in arguments:
+            put_row(row, arguments.pop(name), result, at)
+        elif row.assumed and row.ours not in result.values:
+            result.assume(row.ours, row.default, row.assumed)
+
+
+def assume_defaults(
+    arguments: Mapping[str, Any], table: Mapping[str, Key], result: ImportedConfig, *ours: str
+) -> None:
+    """Set these keys of ours, or those below a prefix, to the program's defaults, if not given.
+
+    Rows with a reason in the column `assumed` have such a default.
+    """
+    for row in (row for prefix in ours for row in table.values() if row.ours.startswith(prefix)):
+        if row.assumed and row.name not in arguments and row.ours not in result.values:
+            result.assume(row.ours, row.default, row.assumed)
+
+
+def put_code(
+    rows: Sequence[Mapping[str, Any]], family: str, result: ImportedConfig, *parts: str
+) -> None:
+    """Set the values in a program's code for a family, and note what it does otherwise.
+
+    Args:
+        rows: The rows `code` of a file of values.
+        family: The family.
+        result: Receives our keys and the notes.
+        parts: What a column `of` may say.
+    """
+    for row in rows:
+        ours, value, reason = row.get("ours", ""), row.get("value"), row["reason"]
+        if family not in row["families"] or row.get("of", "") not in ("", *parts):
+            continue
+        if "differs" not in row:
+            result.assume(ours, value, reason)
+        elif value is None:
+            result.note("changed", row["differs"], None, reason)
+        else:
+            result.put("changed", row["differs"], None, ours, value, reason)
 
 
 def asks_nothing(key: Key, value: Any) -> bool:

@@ -8,7 +8,6 @@ this before one of [general].
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +17,21 @@ from zerotrain.config.image_source import ImageSourceConfig
 from zerotrain.data.listing import list_images
 from zerotrain.errors import PipelineError
 from zerotrain.importers.files import check_may_look, load_json, load_toml, may_look
-from zerotrain.importers.image_sources import put_resolutions, source_names, source_prefixes
-from zerotrain.importers.imported_config import ImportedConfig
-from zerotrain.importers.key_values import read_keys
+from zerotrain.importers.imported_config import (
+    ImportedConfig,
+    put_resolutions,
+    source_names,
+    source_prefixes,
+)
+from zerotrain.importers.key_values import put_rows, read_keys
 from zerotrain.importers.keys import KOHYA_DATASET
+from zerotrain.importers.transforms import to_extension
 
 BUCKETS = ("bucket_reso_steps", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale")
 LONGEST = 65536
 """Pixels of a side; no format of images has more."""
-VARIANTS = "variants of each caption are drawn once and stored; training draws one each time"
 SUBFOLDERS = "{} images in subfolders of {} are trained on, too; kohya's scripts read none of them"
 FIRST_LINE = "kohya's scripts read the first line"
-METADATA = "an image of the folder that it does not name is a bad sample"
 REGULARISATION = (
     "kohya's scripts repeat regularisation images until they are as many as the others: here "
     "`repeats` of the source says how often"
@@ -45,6 +47,11 @@ class _Subset:
     def get(self, name: str) -> Any:
         """Return the value of a key, or kohya's default."""
         return self.values.get(name, KOHYA_DATASET[name].default)
+
+    def put(self, result: ImportedConfig, at: str, *names: str) -> None:
+        """Set our keys of these that are given and are neither off nor empty."""
+        given = {name: self.values[name] for name in names if self.values.get(name)}
+        put_rows(given, KOHYA_DATASET, result, *names, at=at)
 
 
 def read_kohya_dataset(path: Path, result: ImportedConfig) -> None:
@@ -73,7 +80,7 @@ def _read_subsets(path: Path, result: ImportedConfig) -> list[_Subset]:
     found = load_json(path) if path.suffix.casefold() == ".json" else load_toml(path)
     datasets = _tables(found, "datasets", str(path))
     (general,) = _tables({"general": [found.pop("general", {})]}, "general", str(path))
-    general = _keys(general, f"{path}: general", result)
+    general = read_keys(general, KOHYA_DATASET, f"{path}: general", result)
     if found:
         raise PipelineError(
             f"{path}: {min(found)}: neither [general] nor [[datasets]]",
@@ -83,10 +90,10 @@ def _read_subsets(path: Path, result: ImportedConfig) -> list[_Subset]:
     subsets = []
     for number, dataset in enumerate(datasets):
         inner = _tables(dataset, "subsets", f"{path}: datasets.{number}")
-        shared = general | _keys(dataset, f"{path}: datasets.{number}", result)
+        shared = general | read_keys(dataset, KOHYA_DATASET, f"{path}: datasets.{number}", result)
         for place, own in enumerate(inner):
             where = f"{path}: datasets.{number}.subsets.{place}"
-            subsets.append(_Subset(shared | _keys(own, where, result)))
+            subsets.append(_Subset(shared | read_keys(own, KOHYA_DATASET, where, result)))
     if not subsets:
         raise PipelineError(
             f"{path}: has no [[datasets.subsets]]", hint="each names a folder: image_dir"
@@ -109,10 +116,6 @@ def _tables(section: dict[str, Any], name: str, where: str) -> list[dict[str, An
     )
 
 
-def _keys(section: Mapping[str, Any], where: str, result: ImportedConfig) -> dict[str, Any]:
-    return read_keys(section, KOHYA_DATASET, where, result)
-
-
 def _put_images(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
     if "image_dir" not in subset.values:
         raise PipelineError("image_dir is missing in a subset", hint="name the folder of images")
@@ -126,8 +129,7 @@ def _put_images(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
                 result.note("changed", "image_dir", folder, reason, f"{prefix}images")
     if subset.get("num_repeats") != 1:
         result.keep("num_repeats", subset.get("num_repeats"), f"{prefix}repeats")
-    if subset.get("flip_aug"):
-        result.keep("flip_aug", True, f"{prefix}random_flip")
+    subset.put(result, prefix, "flip_aug")
     if subset.get("is_reg"):
         key = f"{prefix}is_regularisation_data"
         result.put("changed", "is_reg", True, key, True, REGULARISATION)
@@ -139,11 +141,10 @@ def _put_captions(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
     Raises:
         PipelineError: class_tokens would be the caption of some images of the folder.
     """
-    if table := subset.values.get("metadata_file"):
-        result.keep("metadata_file", table, f"{prefix}metadata", reason=METADATA)
-        for name in ("class_tokens", "caption_extension"):
-            if name in subset.values:
-                result.ignore(name, subset.values[name], "captions come from metadata_file")
+    if subset.values.get("metadata_file"):
+        subset.put(result, prefix, "metadata_file")
+        names = "class_tokens", "caption_extension"
+        result.ignore_all({**subset.values}, names, "captions come from metadata_file")
     else:
         _put_caption_files(subset, prefix, result)
     if f"{prefix}caption_strategy" not in result.values:
@@ -152,13 +153,14 @@ def _put_captions(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
 
 def _put_caption_files(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
     tokens = subset.values.get("class_tokens")
-    extension = str(subset.get("caption_extension"))
-    extension = extension if extension.startswith(".") else f".{extension}"
+    extension = to_extension("caption_extension", subset.get("caption_extension"))
     if tokens is not None:
         folder = str(subset.get("image_dir"))
         check_may_look(folder, "class_tokens")
         listing = list_images(ImageSourceConfig(images=folder, caption_extension=extension))
-        without = [one for one in listing.images if _stem(one) not in listing.captions]
+        without = [
+            one for one in listing.images if str(Path(one).with_suffix("")) not in listing.captions
+        ]
         if len(without) == len(listing.images):
             result.keep("class_tokens", tokens, f"{prefix}instance_prompt")
             key = f"{prefix}caption_strategy"
@@ -181,13 +183,9 @@ def _put_caption_files(subset: _Subset, prefix: str, result: ImportedConfig) -> 
 
 def _put_caption_options(subset: _Subset, prefix: str, result: ImportedConfig) -> None:
     """Set what is added to captions, their variants, and the mask of transparent images."""
-    for name in ("caption_prefix", "caption_suffix"):
-        if value := subset.values.get(name):
-            result.keep(name, value, f"{prefix}{name}")
-    varied = [name for name in ("shuffle_caption", "caption_tag_dropout_rate") if subset.get(name)]
-    for name in varied:
-        value = subset.get(name)
-        result.put("changed", name, value, f"{prefix}{name}", value, VARIANTS)
+    subset.put(result, prefix, "caption_prefix", "caption_suffix")
+    varied = subset.get("shuffle_caption") or subset.get("caption_tag_dropout_rate")
+    subset.put(result, prefix, "shuffle_caption", "caption_tag_dropout_rate")
     for name in ("keep_tokens", "caption_separator"):
         value = subset.get(name)
         if value != KOHYA_DATASET[name].default and varied:
@@ -210,12 +208,7 @@ def _put_caption_options(subset: _Subset, prefix: str, result: ImportedConfig) -
             )
         replaced = {separator: str(subset.get("caption_separator"))}
         result.keep("secondary_separator", separator, f"{prefix}caption_replacements", replaced)
-    if subset.get("alpha_mask"):
-        result.keep("alpha_mask", True, f"{prefix}loss_mask", "alpha")
-
-
-def _stem(file: str) -> str:
-    return str(Path(file).with_suffix(""))
+    subset.put(result, prefix, "alpha_mask")
 
 
 def _side(subset: _Subset) -> int:

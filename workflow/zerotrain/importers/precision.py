@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from zerotrain.config.launch import Fp16Config
 from zerotrain.errors import PipelineError
 from zerotrain.importers.imported_config import AUTO, ImportedConfig
+from zerotrain.importers.key_values import drop_dependents
+from zerotrain.importers.program import SurroundingSettings
+from zerotrain.launch.keys import DEEPSPEED
 
 OURS = "launch.mixed_precision"
 CHOICES = ("bf16", "fp16", "no")
@@ -18,34 +21,18 @@ DEEPSPEED_HAS = {
     "hysteresis": 2,
     "min_loss_scale": 1,
 }
-Choose = Callable[[], tuple[str, str]]
-"""Returns the precision of this machine, and the reason for it."""
 
 
 def read_precision(
-    flat: dict[str, Any],
-    result: ImportedConfig,
-    given: str | None,
-    source: str,
-    otherwise: tuple[str, str],
-    *,
-    choose: Choose | None,
+    flat: dict[str, Any], result: ImportedConfig, context: SurroundingSettings
 ) -> str:
-    """Decide the precision.
-
-    Args:
-        flat: The file's keys; fp16.enabled and bf16.enabled may be "auto".
-        result: Receives mixed_precision.
-        given: The precision given in addition to the file, or None.
-        source: Where `given` comes from.
-        otherwise: The value if the file has neither section, with the reason; a program with its
-            own precision keeps it if both sections are "auto".
-        choose: Used if no value is given. None for a file that a run refers to: it is read on many
-            machines, and must mean the same on all.
+    """Decide the precision; fp16.enabled and bf16.enabled of the file may be "auto".
 
     Raises:
         PipelineError: two places contradict each other, or there is neither a value nor a choice.
     """
+    given, source = context.precision, context.precision_source
+    otherwise, choose = context.precision_default, context.choose
     if given is not None and given not in CHOICES:
         raise PipelineError(
             f"{source}: mixed precision {given!r}", hint=f"give one of {', '.join(CHOICES)}"
@@ -112,12 +99,9 @@ def say_bf16_weights(
 
 def read_loss_scale(flat: dict[str, Any], result: ImportedConfig, precision: str) -> None:
     """Set the five keys of fp16's loss scale, with DeepSpeed's defaults for missing ones."""
-    for name in DEEPSPEED_HAS:
+    drop_dependents(flat, DEEPSPEED, result, fp16=precision == "fp16")
+    for name in DEEPSPEED_HAS if precision == "fp16" else ():
         key, ours = f"fp16.{name}", f"launch.fp16.{name}"
-        if precision != "fp16":
-            if key in flat:
-                result.ignore(key, flat[key], "fp16 is not on: no loss is scaled")
-            continue
         value = flat.get(key)
         if value in (None, AUTO):
             value, reason = DEEPSPEED_HAS[name], "DeepSpeed's own, where the file has none"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from zerotrain.config.families import FAMILIES
 from zerotrain.errors import PipelineError
-from zerotrain.importers.imported_config import ImportedConfig
+from zerotrain.importers.imported_config import ImportedConfig, Outcome
 from zerotrain.importers.keys import DIFFSYNTH, SIMPLETUNER, TRAINER
 from zerotrain.launch.keys import Key
 
@@ -63,13 +64,67 @@ class Program:
         found, name = self.value(ours), self.argument(ours)
         if name is not None and found is not None:
             result.keep(name, found[0], ours)
-        elif found is not None:
-            result.assume(ours, *found)
+        else:
+            self.assume(result, ours)
+
+    def assume(self, result: ImportedConfig, *keys: str) -> None:
+        """Set its defaults of our keys that no argument gives."""
+        for ours in keys:
+            if self.argument(ours) is None and (found := self.value(ours)) is not None:
+                result.assume(ours, *found)
 
 
 ACCELERATE = Program("accelerate")
 RUN = Program("the run")
 """A run that refers to a file: the run sets what the file does not give."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A factor: its value if it is known, and where that comes from."""
+
+    value: int | None
+    reason: str = ""
+
+
+Choose = Callable[[], tuple[str, str]]
+"""Returns the precision of this machine, and the reason for it."""
+PRESETS = Path("config/launch")
+
+
+@dataclass(frozen=True)
+class SurroundingSettings:
+    """Settings that surround a DeepSpeed file."""
+
+    program: Program
+    processes: Part = Part(None)
+    precision: str | None = None
+    precision_source: str = "--precision"
+    precision_default: tuple[str, str] = ("no", "fp32, where nothing turns another on")
+    """If the file has neither fp16 nor bf16, or both are "auto"."""
+    micro_batch: int | None = None
+    offload_path: str | None = None
+    choose: Choose | None = None
+    """Chooses the precision if none is given. None for a file that a run refers to: it is read on
+    many machines, and must mean the same on all."""
+    presets: Path = PRESETS
+    accelerate_deepspeed: tuple[str, dict[str, Any]] | None = None
+    """The launcher's DeepSpeed configuration for a trainer without one: its name, its keys."""
+
+    def with_precision(self, precision: str | None, source: str) -> SurroundingSettings:
+        """Return a copy with a precision, if none is set.
+
+        Raises:
+            PipelineError: another precision is set.
+        """
+        if precision is None:
+            return self
+        if self.precision not in (None, precision):
+            raise PipelineError(
+                f"{source} is {precision}, but {self.precision_source} says {self.precision}",
+                hint="let both say the same",
+            )
+        return replace(self, precision=precision, precision_source=source)
 
 
 def trainer(arguments: Mapping[str, Any] | None = None) -> Program:
@@ -132,6 +187,20 @@ def put_arguments(result: ImportedConfig, program: Program, *, file_wins: bool) 
             result.note("kept", name, value, "", ours)
         else:
             result.keep(name, value, ours)
+
+
+def note_rest(
+    result: ImportedConfig,
+    program: Program,
+    names: Sequence[str],
+    outcome: Outcome,
+    reason: str,
+    ours: str = "",
+) -> None:
+    """Note arguments of these names that nothing has read, as part of our key."""
+    noted = {note.key for note in result.notes}
+    for name in (name for name in names if name in program.arguments and name not in noted):
+        result.note(outcome, name, program.arguments[name], reason, ours)
 
 
 def put_micro_batch(result: ImportedConfig, program: Program, *, file_wins: bool) -> None:

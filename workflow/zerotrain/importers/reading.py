@@ -9,18 +9,23 @@ from typing import Any
 
 from zerotrain.errors import PipelineError
 from zerotrain.importers.accelerate import note_repeated_keys, read_accelerate
-from zerotrain.importers.batch import Part
-from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed
+from zerotrain.importers.deepspeed import read_deepspeed
 from zerotrain.importers.files import load_deepspeed, load_toml, load_yaml
 from zerotrain.importers.imported_config import ImportedConfig, nest
 from zerotrain.importers.keys import SIMPLETUNER
 from zerotrain.importers.kohya_dataset import read_kohya_dataset
-from zerotrain.importers.precision import Choose
 from zerotrain.importers.program import ACCELERATE as ACCELERATE_PROGRAM
-from zerotrain.importers.program import RUN, Program, trainer
+from zerotrain.importers.program import (
+    PRESETS,
+    RUN,
+    Choose,
+    Part,
+    Program,
+    SurroundingSettings,
+    trainer,
+)
 from zerotrain.importers.simpletuner import BLOCK, is_wrapped, read_launch_alone, read_simpletuner
 from zerotrain.importers.simpletuner_data import is_backends, put_datasets, read_backends
-from zerotrain.importers.zero import PRESETS
 from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, unknown_key
 
 

@@ -6,12 +6,13 @@ import math
 from fractions import Fraction
 from typing import Any
 
-from zerotrain.artifact.documents import parse_json
 from zerotrain.config.lr_scheduler import ARGUMENTS, OWN_KEYS
 from zerotrain.config.suggestions import nearest
 from zerotrain.errors import PipelineError
 from zerotrain.importers.imported_config import AUTO, ImportedConfig, Outcome
+from zerotrain.importers.key_values import put_row
 from zerotrain.importers.program import RUN, Program
+from zerotrain.importers.transforms import to_object
 from zerotrain.launch.keys import unknown_key
 
 ONE_CYCLE_BETA2 = 0.99
@@ -174,9 +175,8 @@ def _without_block(result: ImportedConfig, program: Program) -> None:
         program.put(ours, result)
     elif program.name == "SimpleTuner":
         result.assume(ours, "WarmupLR", "SimpleTuner under DeepSpeed, where none is configured")
-        for key in ("lr_end", "lr_power", "lr_num_cycles"):
-            if program.given(key) is not None:
-                result.ignore(key, program.given(key), "WarmupLR does not read it")
+        names = "lr_end", "lr_power", "lr_num_cycles"
+        result.ignore_all({**program.arguments}, names, "WarmupLR does not read it")
         _put(result, "warmup_min_lr", None, 0, "DeepSpeed's own")
         _put(result, "warmup_type", None, "log", "DeepSpeed's own")
         warmup, reason = program.value("train.lr_warmup_steps") or (0, "")
@@ -266,23 +266,11 @@ def note_stretched_schedule(result: ImportedConfig) -> None:
 
 def _flag_arguments(result: ImportedConfig, program: Program) -> None:
     """Set HF Trainer's lr_scheduler_kwargs, whose names are the same as ours."""
-    flag, ours = "lr_scheduler_kwargs", "train.lr_scheduler_args"
-    text = program.given(flag)
-    if text is None:
-        return
-    try:
-        found = parse_json(text, flag)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise PipelineError(
-            f"{flag}: {text!r} is not JSON of keys with values",
-            hint=f"""write --{flag} '{{"min_lr": 1e-6}}'""",
-        )
-    if found:
-        result.keep(flag, text, ours, found)
-    else:
+    flag = "lr_scheduler_kwargs"
+    if (text := program.given(flag)) is not None and not to_object(flag, text):
         result.ignore(flag, text, "empty")
+    elif text is not None:
+        put_row(program.table[flag], text, result)
 
 
 def _simpletuner(result: ImportedConfig, program: Program) -> None:

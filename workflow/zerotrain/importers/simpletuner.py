@@ -10,13 +10,15 @@ from typing import Any
 
 from zerotrain.artifact.documents import check_object, parse_json
 from zerotrain.errors import PipelineError
-from zerotrain.importers.batch import Part
-from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed, read_plain
+from zerotrain.importers.deepspeed import read_deepspeed, read_plain
 from zerotrain.importers.files import find_file, load_json, named_file
 from zerotrain.importers.imported_config import ImportedConfig
-from zerotrain.importers.key_values import read_keys
-from zerotrain.importers.keys import SIMPLETUNER
+from zerotrain.importers.key_values import assume_defaults, drop_dependents, put_rows, read_keys
+from zerotrain.importers.keys import SIMPLETUNER, SIMPLETUNER_VALUES
 from zerotrain.importers.program import (
+    Part,
+    SurroundingSettings,
+    note_rest,
     put_arguments,
     put_micro_batch,
     put_resume,
@@ -26,28 +28,9 @@ from zerotrain.importers.program import (
 )
 from zerotrain.importers.simpletuner_captions import CAPTIONS, put_captions, share_captions
 from zerotrain.importers.simpletuner_data import put_datasets, put_resolution, read_backends
-from zerotrain.importers.simpletuner_model import (
-    DEFAULT,
-    put_adapter,
-    put_base,
-    put_family,
-    put_precision,
-)
-from zerotrain.importers.simpletuner_objective import put_objective, put_token_routes
-from zerotrain.importers.simpletuner_optimizers import settings_of
+from zerotrain.importers.simpletuner_model import put_adapter, put_base, put_family, put_precision
+from zerotrain.importers.simpletuner_training import put_objective, put_token_routes, settings_of
 
-SUBORDINATE = {
-    "crepa_": "crepa_enabled", "urepa_": "urepa_enabled", "irepa_": "irepa_enabled",
-    "nextlat_": "nextlat_enabled", "xm_": "xm_enabled", "layersync_": "layersync_enabled",
-    "twinflow_": "twinflow_enabled", "internal_guidance_": "internal_guidance_enabled",
-    "scheduled_sampling_": "scheduled_sampling_max_step_offset", "mixflow_": "mixflow_enabled",
-    "diff2flow_": "diff2flow_enabled", "fsdp_": "fsdp_enable", "nsfw_check_": "enable_nsfw_check",
-    "ramtorch_": "ramtorch", "group_offload_": "enable_group_offload", "audio_": "audio models",
-    "sdnq_": "base_model_precision", "parquet_": "caption_strategy parquet",
-    "controlnet_": "controlnet", "assistant_lora_": "assistant_lora_path",
-    "refiner_training_": "refiner_training", "distillation_": "distillation_method",
-}  # fmt: skip
-"""Prefixes of keys that are read only together with another key."""
 BLOCK = "deepspeed_config"
 SAMPLING = "data_backend_sampling"
 
@@ -71,18 +54,21 @@ def read_simpletuner(
     where = str(path or "SimpleTuner")
     plain, block = _settings(config)
     for name in [name for name in plain if name not in SIMPLETUNER]:
-        master = next((m for prefix, m in SUBORDINATE.items() if name.startswith(prefix)), None)
-        if master is not None:
+        prefixes = SIMPLETUNER_VALUES["subordinate"].items()
+        if master := next((m for prefix, m in prefixes if name.startswith(prefix)), None):
             result.ignore(name, plain.pop(name), f"belongs to {master}")
     arguments = read_keys(plain, SIMPLETUNER, where, result)
     launched = context.accelerate_deepspeed
+    deepspeed = block is not None or launched is not None
+    prompt = not arguments.get("validation_disable") and arguments.get("validation_prompt")
+    drop_dependents(arguments, SIMPLETUNER, result, deepspeed=deepspeed, validation_prompt=prompt)
     if block is not None and launched is not None:
         raise PipelineError(
             f"{where}: {BLOCK}, and accelerate's configuration turns DeepSpeed on as well",
             hint="let one of them say it",
         )
     result.attempt(put_family, arguments, result)
-    fixed = _optimizer(arguments, result, deepspeed=block is not None or launched is not None)
+    fixed = _optimizer(arguments, result, deepspeed=deepspeed)
     program = replace(simpletuner(arguments), fixed=fixed)
     context = replace(context, program=program, offload_path=arguments.get("offload_param_path"))
     default, reason = program.value("launch.mixed_precision") or ("bf16", "")
@@ -102,8 +88,7 @@ def read_simpletuner(
             read_deepspeed(launched[1], launched[0], result, context)
         else:
             read_plain(result, context)
-            if "grad_clip_method" not in arguments:
-                result.assume("train.grad_clip_method", "value", DEFAULT)
+            assume_defaults(arguments, SIMPLETUNER, result, "train.grad_clip_method")
     _put_model(arguments, path, result, is_training=bool({"model_family", "model_type"} & {*plain}))
     result.attempt(put_micro_batch, result, program, file_wins=True)
     steps = None
@@ -119,9 +104,9 @@ def read_simpletuner(
             if name in arguments:
                 put_save_every(result, name, arguments[name], steps)
     result.attempt(put_arguments, result, program, file_wins=True)
-    for name in ("optimizer", "lr_scheduler", "mixed_precision", "grad_clip_method"):
-        if name in arguments and name not in {note.key for note in result.notes}:
-            result.ignore(name, arguments[name], "SimpleTuner lets its DeepSpeed configuration win")
+    names = "optimizer", "lr_scheduler", "mixed_precision", "grad_clip_method"
+    reason = "SimpleTuner lets its DeepSpeed configuration win"
+    note_rest(result, program, names, "no-op", reason)
 
 
 def simpletuner_config(words: list[str]) -> Path:
@@ -186,10 +171,6 @@ def _optimizer(
     if deepspeed:
         result.ignore_all(arguments, [dtype], "DeepSpeed's AdamW steps in fp32")
         return {"train.optimizer": "adamw"} if "optimizer" not in arguments else {}
-    result.ignore_all(
-        arguments, ("adam_beta1", "adam_beta2", "adam_epsilon", "adam_weight_decay"),
-        "SimpleTuner reads it under DeepSpeed alone; optimizer_config has its numbers",
-    )  # fmt: skip
     if not {"learning_rate", "optimizer", "model_family", "model_type", dtype} & {*arguments}:
         return {}
     with result.collect():
@@ -223,12 +204,16 @@ def _put_model(
     result.attempt(put_precision, arguments, result)
     result.attempt(put_adapter, arguments, path, result)
     result.attempt(_put_data, arguments, path, result)
-    if is_training and "train.resolution" not in result.values:
-        result.assume("train.resolution", 1024, DEFAULT)
+    if is_training:
+        assume_defaults(arguments, SIMPLETUNER, result, "train.resolution")
     result.attempt(put_objective, arguments, result)
     result.attempt(put_token_routes, arguments, result)
-    result.attempt(_put_average, arguments, result)
-    result.attempt(_put_validation, arguments, result)
+    if arguments.get("use_ema"):
+        assume_defaults(arguments, SIMPLETUNER, result, "train.ema_decay", "train.ema_device")
+    if "validation_prompt" in arguments:
+        names = [name for name in arguments if SIMPLETUNER[name].ours.startswith("validation")]
+        put_rows(arguments, SIMPLETUNER, result, *names)
+        assume_defaults(arguments, SIMPLETUNER, result, "validation.")
     put_resume(arguments.get("resume_from_checkpoint"), result)
 
 
@@ -275,36 +260,3 @@ def _check_sampling(given: str | None, datasets: int, result: ImportedConfig) ->
     if given is not None:
         reason = "" if datasets > 1 else "there is one dataset"
         result.note("kept", SAMPLING, given, reason, "data.repeats")
-
-
-def _put_validation(arguments: dict[str, Any], result: ImportedConfig) -> None:
-    """Set the images of one prompt; without a prompt there are no images."""
-    names = [n for n in arguments if SIMPLETUNER[n].ours.partition(".")[0] == "validation"]
-    prompt = arguments.get("validation_prompt")
-    if not prompt or arguments.get("validation_disable"):
-        result.ignore_all(arguments, names, "no images are made without validation_prompt")
-        return
-    for name in names:
-        value, ours = arguments.pop(name), SIMPLETUNER[name].ours
-        if name == "eval_steps_interval":
-            result.ignore(name, value, "held-out loss is measured with the images: data.holdout")
-        elif name == "validation_disable":
-            result.note("kept", name, value, "asks for nothing more")
-        else:
-            result.keep(name, value, ours, [value] if name == "validation_prompt" else value)
-    for name in ("validation_step_interval", "validation_num_inference_steps",
-                 "validation_guidance", "validation_on_startup"):  # fmt: skip
-        row = SIMPLETUNER[name]
-        if row.ours not in result.values:
-            result.assume(row.ours, row.default, DEFAULT)
-
-
-def _put_average(arguments: dict[str, Any], result: ImportedConfig) -> None:
-    """Set the EMA, whose defaults differ; without it, ignore its keys."""
-    names = ("ema_decay", "ema_device", "ema_update_interval")
-    if not arguments.get("use_ema"):
-        result.ignore_all(arguments, names, "without use_ema no average is kept")
-        return
-    for row in map(SIMPLETUNER.get, names):
-        if row is not None and row.name not in arguments and row.default is not None:
-            result.assume(row.ours, row.default, DEFAULT)

@@ -12,17 +12,22 @@ from zerotrain.artifact.documents import DocumentError, parse_json
 from zerotrain.data.shares import exact_share
 from zerotrain.errors import PipelineError
 from zerotrain.importers.files import load_text
-from zerotrain.importers.image_sources import put_resolutions, source_names, source_prefixes
-from zerotrain.importers.imported_config import ImportedConfig, Outcome
-from zerotrain.importers.key_values import read_keys
+from zerotrain.importers.imported_config import (
+    ImportedConfig,
+    Outcome,
+    put_resolutions,
+    source_names,
+    source_prefixes,
+)
+from zerotrain.importers.key_values import put_row, put_rows, read_keys
 from zerotrain.importers.keys import OWN_CACHE, SIMPLETUNER_DATASET
 from zerotrain.importers.simpletuner_captions import filters_by_dataset, put_captions, put_filters
 
 NAME = "data_backend_config"
 EMBEDS = ("text_embeds", "image_embeds", "conditioning_image_embeds")
 HUB = "data/{}"
-PARTS_OF_HUB = {"split": "data.hub_split", "revision": "data.revision"}
-"""Keys that choose what is loaded from the hub, and ours."""
+PARTS_OF_HUB = ("split", "revision")
+"""Keys that choose what is loaded from the hub."""
 COLUMNS = ("image_column", "caption_column")
 FRAMING = (
     "the square at the centre of each image is trained on, so images that are no squares are "
@@ -33,7 +38,6 @@ BUCKETED = (
     "computed in another way"
 )
 MIXED = "a step has images of all datasets of one size; SimpleTuner takes each batch from one"
-DROPPED = "smaller images are left out there; here they are enlarged, so take them out yourself"
 MOST_PIXELS = 2**16
 
 
@@ -70,18 +74,10 @@ def read_backends(path: Path, result: ImportedConfig) -> list[dict[str, Any]]:
     for entry in images:
         flat = read_keys({NAME: entry}, SIMPLETUNER_DATASET, str(path), result)
         own = {key.removeprefix(f"{NAME}."): value for key, value in flat.items()}
-        datasets.append(
-            {
-                **own,
-                "id": str(entry.get("id") or "images"),
-                "filters": filters.get(_name_of(entry.get("text_embeds")), []),
-            }
-        )
+        embeds = entry.get("text_embeds")
+        own["filters"] = filters.get(None if embeds is None else str(embeds), [])
+        datasets.append({**own, "id": str(entry.get("id") or "images")})
     return datasets
-
-
-def _name_of(given: Any) -> str | None:
-    return None if given is None else str(given)
 
 
 def is_local(dataset_name: str) -> bool:
@@ -137,11 +133,9 @@ def _put_dataset(found: Mapping[str, Any], at: str, result: ImportedConfig) -> N
     result.attempt(_put_images, found, result, at)
     result.attempt(put_captions, found, result, f"{NAME}.", at)
     result.attempt(put_filters, found.get("filters", ()), result, f"{NAME}.", at)
-    for name in ("maximum_image_size", "target_downsample_size"):
-        if name in found:
-            result.note("changed", f"{NAME}.{name}", found[name], FRAMING)
-    if found.get("minimum_image_size"):
-        result.note("changed", f"{NAME}.minimum_image_size", found["minimum_image_size"], DROPPED)
+    names = ["maximum_image_size", "target_downsample_size"]
+    names += ["minimum_image_size"] if found.get("minimum_image_size") else []
+    put_rows({**found}, SIMPLETUNER_DATASET, result, *names, prefix=f"{NAME}.")
 
 
 def _put_repeats(
@@ -213,10 +207,12 @@ def put_framing(found: Mapping[str, Any], result: ImportedConfig) -> None:
 def _put_images(found: Mapping[str, Any], result: ImportedConfig, at: str) -> None:
     kind = found.get("type")
     if kind == "local" and "instance_data_dir" in found:
-        result.keep(f"{NAME}.instance_data_dir", found["instance_data_dir"], f"{at}images")
+        put_row(
+            SIMPLETUNER_DATASET[f"{NAME}.instance_data_dir"], found["instance_data_dir"], result, at
+        )
         result.note("kept", f"{NAME}.type", kind, "", "data.source")
     elif kind == "huggingface" and "dataset_name" in found:
-        result.keep(f"{NAME}.type", kind, f"{at}source")
+        put_row(SIMPLETUNER_DATASET[f"{NAME}.type"], kind, result, at)
         _put_hub_dataset(found, result, at)
     else:
         raise PipelineError(
@@ -238,10 +234,9 @@ def _put_hub_dataset(found: Mapping[str, Any], result: ImportedConfig, at: str) 
             reason = f"every row in {name} is trained on"
             result.note("changed", f"{NAME}.{key}", found[key], reason)
     elif at == "data.":
-        result.keep(f"{NAME}.dataset_name", name, "data.path")
-        for key, ours in PARTS_OF_HUB.items():
-            if key in found:
-                result.keep(f"{NAME}.{key}", found[key], ours)
+        put_rows(
+            {**found}, SIMPLETUNER_DATASET, result, "dataset_name", *PARTS_OF_HUB, prefix=f"{NAME}."
+        )
     else:
         chosen = {key: found[key] for key in PARTS_OF_HUB if key in found}
         call = {"split": "train"} | chosen

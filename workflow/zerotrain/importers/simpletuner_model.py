@@ -9,61 +9,20 @@ from typing import Any
 from zerotrain.errors import PipelineError
 from zerotrain.importers.files import find_file, load_json
 from zerotrain.importers.imported_config import ImportedConfig
-from zerotrain.importers.key_values import read_keys
-from zerotrain.importers.keys import LYCORIS, SIMPLETUNER
+from zerotrain.importers.key_values import assume_defaults, put_row, read_keys
+from zerotrain.importers.keys import LYCORIS, SIMPLETUNER, SIMPLETUNER_VALUES
 from zerotrain.importers.program import name_of, with_autoencoder
 
-FLAVOURS = {
-    "sdxl": {
-        "base-1.0": "stabilityai/stable-diffusion-xl-base-1.0",
-        "base-0.9": "stabilityai/stable-diffusion-xl-base-0.9",
-    },
-    "sd3": {
-        "medium": "stabilityai/stable-diffusion-3.5-medium",
-        "large": "stabilityai/stable-diffusion-3.5-large",
-    },
-    "flux": {
-        "krea": "black-forest-labs/FLUX.1-Krea-dev",
-        "dev": "black-forest-labs/FLUX.1-dev",
-        "schnell": "black-forest-labs/FLUX.1-schnell",
-    },
-    "qwen_image": {"v2.0": "Qwen/Qwen-Image-2512", "v1.0": "Qwen/Qwen-Image"},
-}
-"""The model of each model_flavour that trains from text alone, a family's default first."""
+_VALUES = SIMPLETUNER_VALUES
+FLAVOURS: dict[str, dict[str, str]] = _VALUES["flavours"]
+FLUX_TARGETS: dict[str, list[str]] = _VALUES["flux_targets"]
+EXCLUDED: dict[str, list[str]] = _VALUES["excluded"]
+_IMAGE, _TEXT = _VALUES["lora_targets"]["image"], _VALUES["lora_targets"]["text"]
 ASSISTANT = "ostris/FLUX.1-schnell-training-adapter"
 SDXL_VAE = "madebyollin/sdxl-vae-fp16-fix"
 """SDXL's autoencoder if none is named."""
 DEFAULT = "SimpleTuner's default"
-
-_IMAGE = ["to_k", "to_q", "to_v", "to_out.0"]
-_TEXT = ["add_k_proj", "add_q_proj", "add_v_proj", "to_add_out"]
-_TEXT_FFS = ["ff_context.net.0.proj", "ff_context.net.2"]
-_FFS = ["ff.net.0.proj", "ff.net.2", *_TEXT_FFS, "proj_mlp", "proj_out"]
-FLUX_TARGETS = {
-    "all": [*_IMAGE, *_TEXT],
-    "context": _TEXT,
-    "context+ffs": [*_TEXT, *_TEXT_FFS],
-    "all+ffs": [*_IMAGE, *_TEXT, *_FFS],
-    "ai-toolkit": [
-        *_IMAGE, *_TEXT, *_FFS, "norm.linear", "norm1.linear", "norm1_context.linear",
-    ],
-    "tiny": ["single_transformer_blocks.7.proj_out", "single_transformer_blocks.20.proj_out"],
-    "nano": ["single_transformer_blocks.7.proj_out"],
-}  # fmt: skip
-"""simpletuner/helpers/models/flux/model.py, without the names of its fused layers."""
-
 QUANTO = ("int8-quanto", "int4-quanto", "int2-quanto")
-EXCLUDED: dict[str, list[str]] = {
-    "qwen_image": [],
-    "flux": ["^proj_out", "x_embedder", "context_embedder"],
-    "sd3": ["norm1.linear", "norm1_context.linear", "norm_out.linear", "proj_out",
-            "context_embedder", "linear_1", "linear_2"],
-}  # fmt: skip
-"""Linear layers that its patterns match: patterns match whole names, so `*.norm1` does not match
-norm1.linear of Flux. The missing family, SDXL, has convolutions, which quanto quantizes too.
-Source: simpletuner/helpers/training/quantisation/__init__.py at bc8e6ab7, _quanto_model. The base
-is cast to bf16 and quantized before the adapter is added."""
-
 FULL_RANK = 10000
 """A rank beyond which LyCORIS and peft train both factors in full, without a scale."""
 LYCORIS_FILE = "lycoris_config"
@@ -146,12 +105,10 @@ def _check_assistant(arguments: dict[str, Any], result: ImportedConfig) -> None:
 
 def put_adapter(arguments: dict[str, Any], path: Path | None, result: ImportedConfig) -> None:
     """Set `lora:`, or `peft:` by LyCORIS' configuration file."""
-    own = [n for n in arguments if SIMPLETUNER[n].ours.startswith("lora.")]
     if arguments.get("model_type") != "lora":
-        own = [n for n in arguments if SIMPLETUNER[n].ours.startswith(("lora.", "peft"))]
-        result.ignore_all(arguments, own, "the whole model is trained")
         return
     if arguments.get("lora_type") == "lycoris":
+        own = [n for n in arguments if SIMPLETUNER[n].ours.startswith("lora.")]
         result.ignore_all(arguments, own, "lycoris_config says it")
         file = arguments.pop(LYCORIS_FILE, "config/lycoris_config.json")
         result.note("kept", "lora_type", arguments.pop("lora_type"), "see lycoris_config", "peft")
@@ -162,9 +119,7 @@ def put_adapter(arguments: dict[str, Any], path: Path | None, result: ImportedCo
         result.note("kept", "lora_type", arguments.pop("lora_type"), "", "lora")
     result.ignore_all(arguments, [LYCORIS_FILE], "belongs to lora_type lycoris")
     _put_lora_targets(arguments, result)
-    for name in ("lora_rank", "lora_dropout"):
-        if name not in arguments:
-            result.assume(SIMPLETUNER[name].ours, SIMPLETUNER[name].default, DEFAULT)
+    assume_defaults(arguments, SIMPLETUNER, result, "lora.")
 
 
 def _put_lora_targets(arguments: dict[str, Any], result: ImportedConfig) -> None:
@@ -268,18 +223,17 @@ def _read_lycoris(config: Mapping[str, Any], where: str, result: ImportedConfig)
     full = found.get("full_matrix", False) or rank >= FULL_RANK
     family = result.values.get("family", "sdxl")
     layers = _IMAGE if family == "sdxl" else [*_IMAGE, *_TEXT]  # diffusers' class Attention
-    whole_rank, whole_alpha = (
-        ("both factors whole", "LyCORIS scales whole factors by 1") if full else ("", "")
-    )
-    for name, given, ours, value, reason in (
-        ("algo", algorithm, "peft_type", "LOKR", ""),
-        ("linear_dim", rank, "r", FULL_RANK if full else rank, whole_rank),
-        ("linear_alpha", alpha, "alpha", FULL_RANK if full else alpha, whole_alpha),
-        ("factor", factor, "decompose_factor", factor, ""),
-        ("decompose_both", found.get("decompose_both") or None, "decompose_both", True, ""),
-        ("apply_preset.target_module", modules, "target_modules", layers,
-         "the linear layers of Attention"),
-    ):  # fmt: skip
-        if given is not None:
-            result.keep(f"{LYCORIS_FILE}.{name}", given, f"peft.{ours}", value, reason)
+    rows = {key.removeprefix(f"{LYCORIS_FILE}."): row for key, row in LYCORIS.items()}
+    put_row(rows["algo"], algorithm, result)
+    for name, given, whole in (
+        ("linear_dim", rank, "both factors whole"),
+        ("linear_alpha", alpha, "LyCORIS scales whole factors by 1"),
+    ):
+        value, reason = (FULL_RANK, whole) if full else (given, "")
+        result.keep(rows[name].name, given, rows[name].ours, value, reason)
+    put_row(rows["factor"], factor, result)
+    if found.get("decompose_both"):
+        put_row(rows["decompose_both"], True, result)
+    row = rows["apply_preset.target_module"]
+    result.keep(row.name, modules, row.ours, layers, "the linear layers of Attention")
     result.assume("peft.init_weights", "lycoris", "LyCORIS' own first values")

@@ -8,13 +8,15 @@ from typing import Any
 
 from zerotrain.config.data import ALPACA
 from zerotrain.errors import PipelineError
-from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed, read_plain
+from zerotrain.importers.deepspeed import read_deepspeed, read_plain
 from zerotrain.importers.files import load_deepspeed
 from zerotrain.importers.imported_config import AUTO, ImportedConfig
-from zerotrain.importers.key_values import read_keys
+from zerotrain.importers.key_values import put_rows, read_keys
 from zerotrain.importers.keys import TRAINER
 from zerotrain.importers.program import (
+    SurroundingSettings,
     name_of,
+    note_rest,
     put_arguments,
     put_micro_batch,
     put_resume,
@@ -61,18 +63,13 @@ def read_trainer(
         if "deepspeed" in arguments:
             result.note("kept", "deepspeed", file, "read below", "launch")
         read_deepspeed(config, str(file), result, context)
-    for kind in ("bf16", "fp16"):
-        if kind in arguments:
-            result.note("kept", kind, arguments[kind], "", "launch.mixed_precision")
+    note_rest(result, program, ("bf16", "fp16"), "kept", "", "launch.mixed_precision")
     put_micro_batch(result, program, file_wins=False)
     _put_saving(arguments, result, steps)
     _put_compilation(arguments, result)
     put_arguments(result, program, file_wins=False)
-    for name in (
-        "optim", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio", "warmup_steps",
-    ):  # fmt: skip
-        if name in arguments and name not in {note.key for note in result.notes}:
-            result.note("kept", name, arguments[name], "with the DeepSpeed file", "train")
+    names = "optim", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio", "warmup_steps"
+    note_rest(result, program, names, "kept", "with the DeepSpeed file", "train")
 
 
 def _read_warmup(arguments: dict[str, Any], result: ImportedConfig) -> None:
@@ -95,17 +92,16 @@ def _put_model(arguments: dict[str, Any], result: ImportedConfig, where: str) ->
         raise PipelineError(
             f"{where}: no --model_name_or_path", hint="paste the whole command line"
         )
-    output = arguments.get("output_dir")
-    if output is not None:
-        result.keep("output_dir", output, "run", name_of(base), "named by its model; " + RESULTS)
+    named = "named by its model"
+    if (output := arguments.get("output_dir")) is not None:
+        reason = f"{named}; {TRAINER['output_dir'].reason}"
+        result.keep("output_dir", output, "run", name_of(base), reason)
     else:
-        result.assume("run", name_of(base), "named by its model")
-    result.keep("model_name_or_path", base, "base")
-    if "model_revision" in arguments:
-        result.keep("model_revision", arguments["model_revision"], "revision")
+        result.assume("run", name_of(base), named)
+    put_rows({**arguments}, TRAINER, result, "model_name_or_path", "model_revision")
     if "data_path" in arguments:
         result.assume("data.source", "text", "what a JSON of instructions is")
-        result.keep("data_path", arguments["data_path"], "data.path")
+        put_rows({**arguments}, TRAINER, result, "data_path")
         result.assume(
             "data.prompt_template", ALPACA,
             "Stanford Alpaca's text, which scripts with this flag have; without this key the "
@@ -116,9 +112,6 @@ def _put_model(arguments: dict[str, Any], result: ImportedConfig, where: str) ->
             "the script holds no rows out; data.holdout and split: holdout measure new ones",
         )  # fmt: skip
     put_resume(arguments.get("resume_from_checkpoint"), result, ("yes", "true", "no", "false"))
-
-
-RESULTS = "results lie under results/<run>/<phase>"
 
 
 def _with_precision(

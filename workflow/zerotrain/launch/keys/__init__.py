@@ -39,6 +39,19 @@ class Key:
     default: Any = None
     """The program's value if the key is absent; None if it varies."""
     reason: str = ""
+    to: str = ""
+    """The name of the transform of its value (zerotrain.importers.transforms), or what is noted
+    instead: no_effect, nothing (it asks for nothing more), differs. Empty: it is taken as it is."""
+    with_: str = ""
+    """Column `with`: the key without which it means nothing, `KEY` or `KEY = VALUE`."""
+    otherwise: str = ""
+    """What the report says where that key is missing."""
+    says: str = ""
+    """What the report says where the value is taken."""
+    changed: str = ""
+    """What the report says instead, if the value has another effect here."""
+    assumed: str = ""
+    """What the report says where the default is written, as the key is absent."""
 
 
 Table = dict[str, Key]
@@ -48,7 +61,12 @@ Table = dict[str, Key]
 def read_tables(file: Path) -> dict[str, Table]:
     """Read the tables of a TOML file, by name."""
     return {
-        title: {name: Key(name, **row) for name, row in rows.items()}
+        title: {
+            name: Key(
+                name, **{"with_" if column == "with" else column: v for column, v in row.items()}
+            )
+            for name, row in rows.items()
+        }
         for title, rows in tomllib.loads(file.read_text(encoding="utf-8")).items()
     }
 
