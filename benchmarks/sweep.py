@@ -28,11 +28,11 @@ from zerotrain.config import settings_file
 from zerotrain.config.read import read_config
 from zerotrain.config.runs import read_runs
 from zerotrain.config.stage_settings import LaunchSettings
+from zerotrain.graph.artifacts import Artifacts, Planned
+from zerotrain.graph.files import digests
+from zerotrain.graph.runs import Runs
+from zerotrain.graph.sweep import sweep
 from zerotrain.launch.planner.forecast import machine_memory
-from zerotrain.pipeline.graph.artifacts import Artifacts, Planned
-from zerotrain.pipeline.graph.files import digests
-from zerotrain.pipeline.graph.runs import Runs
-from zerotrain.pipeline.sweep import sweep
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.stages.render_launch import render_launch
 from zerotrain.training.checkpointing import conditions

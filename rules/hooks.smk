@@ -4,7 +4,7 @@ job, jobs that are forced, and DVC's records.
 OUTPUTS: none
 """
 
-from zerotrain.pipeline import hooks
+from zerotrain.graph import hooks
 
 if workflow.is_main_process:
     hooks.report_versions(CURRENCY)

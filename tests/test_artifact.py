@@ -19,6 +19,7 @@ from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, Artifact, leftovers, publication
 from zerotrain.artifact.whole_file import exchange
 from zerotrain.errors import PipelineError
+from zerotrain.machine import processes
 
 KILLED_BETWEEN_THE_RENAMES = """
 import os, signal, sys
@@ -422,7 +423,7 @@ def test_a_clock_that_is_wrong_changes_no_verdict(folder: Path, monkeypatch, ske
     own.mkdir()
     now, created = time.time, psutil.Process.create_time
     # Of a host whose clock is wrong both are: the start of a process is counted from its boot.
-    monkeypatch.setattr(leftovers.time, "time", lambda: now() + skew)
+    monkeypatch.setattr(processes.time, "time", lambda: now() + skew)
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: created(self) + skew)
     artifact.recover_interrupted_publish(folder)
     assert not folder.exists()

@@ -42,12 +42,12 @@ from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.export.command import check_replaceable
 from zerotrain.export.options import PublishOptions
 from zerotrain.export.publish import publish
+from zerotrain.graph.cluster import profile
+from zerotrain.graph.dvc import pipeline
 from zerotrain.machine import disk_errors
 from zerotrain.machine.child_process import supervise
 from zerotrain.machine.disk_errors import check_writable
 from zerotrain.models.families import nano
-from zerotrain.pipeline.cluster import profile
-from zerotrain.pipeline.dvc import pipeline
 from zerotrain.stages.export_weights import ExportSettings, export_weights
 from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
 from zerotrain.state.position import ADAM_SLOTS, MASTER

@@ -22,11 +22,11 @@ from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.config.read import parse_config, read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
+from zerotrain.graph.checks import read_checked_runs
+from zerotrain.graph.new_run import new as write
+from zerotrain.graph.new_text import OF_OTHERS
+from zerotrain.graph.options import NewOptions
 from zerotrain.models.single_file_base import PARTS
-from zerotrain.pipeline.checks import read_checked_runs
-from zerotrain.pipeline.new_run import new as write
-from zerotrain.pipeline.new_text import OF_OTHERS
-from zerotrain.pipeline.options import NewOptions
 
 HUB_ID = "stabilityai/stable-diffusion-xl-base-1.0"
 

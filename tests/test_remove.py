@@ -15,9 +15,9 @@ from tests.builders.watched_runs import WatchedRun
 
 from zerotrain.artifact.in_use import WriterLock, hold
 from zerotrain.errors import PipelineError
+from zerotrain.graph.remove.command import remove
 from zerotrain.machine import file_lock
 from zerotrain.machine.disk import size
-from zerotrain.pipeline.remove.command import remove
 
 BYTES = 1000
 """Of each weights file that `fill` writes."""

@@ -19,8 +19,8 @@ from zerotrain.data.contact_sheet import GAP, MOST, SIDE, cell_size
 from zerotrain.data.figures import COUNTS
 from zerotrain.models import families
 from zerotrain.models.families.prompt_tokens import token_limits
-from zerotrain.pipeline import show_data as module
-from zerotrain.pipeline.show_data import SHEET, show_data
+from zerotrain.run import show_data as module
+from zerotrain.run.show_data import SHEET, show_data
 from zerotrain.stages.prepare_dataset import checked_images, prepare_dataset
 
 PREPARED = Path("results/data/r")

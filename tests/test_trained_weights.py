@@ -15,8 +15,8 @@ from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.export.options import ExportOptions
 from zerotrain.export.sample import save_image
-from zerotrain.pipeline import trained_weights
-from zerotrain.pipeline.trained_weights import exportable, find_trained, usable_weights
+from zerotrain.run import trained_weights
+from zerotrain.run.trained_weights import exportable, find_trained, usable_weights
 
 CONFIG = "run: digits\nbase: nano\n"
 

@@ -16,7 +16,7 @@ from zerotrain.cache.layout import read_index, shard_number
 from zerotrain.cache.orphans import orphan_shards
 from zerotrain.cache.reader import read_cache
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.caches import find_caches, prune, show, verify
+from zerotrain.run.caches import find_caches, prune, show, verify
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from tests.conftest import ROOT
 from zerotrain import artifact
 from zerotrain.config.families import FAMILIES
 from zerotrain.errors import PipelineError
+from zerotrain.graph.checks import base, read_checked_runs
 from zerotrain.launch.planner.architecture import read_shipped
 from zerotrain.models.single_file_base import PARTS
-from zerotrain.pipeline.checks import base, read_checked_runs
 
 FILE = """\
 run: flowers

@@ -25,10 +25,10 @@ from typer.testing import CliRunner
 
 from zerotrain import cli
 from zerotrain.config.read import read_config
-from zerotrain.pipeline.cluster import phases
-from zerotrain.pipeline.cluster.findings import of_trial
-from zerotrain.pipeline.cluster.profile import GPU_RULES, NO_GPU_RULES, TRAINING
-from zerotrain.pipeline.cluster.slurm import (
+from zerotrain.graph.cluster import phases
+from zerotrain.graph.cluster.findings import of_trial
+from zerotrain.graph.cluster.profile import GPU_RULES, NO_GPU_RULES, TRAINING
+from zerotrain.graph.cluster.slurm import (
     Cluster,
     Partition,
     ask_slurm,
@@ -36,7 +36,7 @@ from zerotrain.pipeline.cluster.slurm import (
     parse_gres,
     parse_minutes,
 )
-from zerotrain.pipeline.cluster.trial import Trial, try_job
+from zerotrain.graph.cluster.trial import Trial, try_job
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).parent / "recorded"

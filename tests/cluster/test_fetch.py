@@ -34,10 +34,10 @@ from zerotrain.config.data import DataConfig
 from zerotrain.config.read import parse_config, read_config
 from zerotrain.data.hub_datasets import hub_rows
 from zerotrain.errors import PipelineError
+from zerotrain.graph import fetch as fetching
 from zerotrain.models.base_places import BaseFiles
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.hub import ModelLocation, open_location
-from zerotrain.pipeline import fetch as fetching
 from zerotrain.stages.build_base import BuildSettings, build_base
 from zerotrain.stages.prepare_dataset import prepare_dataset
 

@@ -8,7 +8,7 @@ import pytest
 
 from zerotrain.config.runs import read_runs
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.sweep import sweep
+from zerotrain.graph.sweep import sweep
 
 EXAMPLE = Path("config/config.yaml")
 

@@ -18,9 +18,9 @@ from zerotrain import cli
 from zerotrain.config.read import parse_config
 from zerotrain.data import files
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.checks import forget_checks, read_checked_runs
-from zerotrain.pipeline.new_run import new as write_new
-from zerotrain.pipeline.options import NewOptions
+from zerotrain.graph.checks import forget_checks, read_checked_runs
+from zerotrain.graph.new_run import new as write_new
+from zerotrain.graph.options import NewOptions
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 ROOT = Path(__file__).parents[2]

@@ -23,9 +23,9 @@ from zerotrain.data.dataset import read_dataset
 from zerotrain.data.dataset_folder import read_bad
 from zerotrain.data.open import open_source, source_files, source_roots
 from zerotrain.data.source import Found
-from zerotrain.pipeline.checks.data import check_source
-from zerotrain.pipeline.lineage.compare_source import compare_source
-from zerotrain.pipeline.lineage.index import ArtifactIndex
+from zerotrain.graph.checks.data import check_source
+from zerotrain.run.lineage.compare_source import compare_source
+from zerotrain.run.lineage.index import ArtifactIndex
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 COLOURS = ((200, 0, 0), (0, 200, 0), (0, 0, 200))

@@ -24,10 +24,10 @@ from zerotrain.data.dataset import Dataset, read_dataset
 from zerotrain.data.files import DatasetFiles, walk
 from zerotrain.data.open import source_files
 from zerotrain.data.order import SampleOrder, repeat_in_rounds
+from zerotrain.graph.checks.data import check_source
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.pipeline.checks.data import check_source
-from zerotrain.pipeline.lineage.compare_source import compare_source
-from zerotrain.pipeline.lineage.index import ArtifactIndex
+from zerotrain.run.lineage.compare_source import compare_source
+from zerotrain.run.lineage.index import ArtifactIndex
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.training.batches import Batches
 

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from zerotrain import cli
 from zerotrain.errors import PipelineError
 from zerotrain.machine.detect import Machine, TorchBuild
-from zerotrain.pipeline.doctor import examine as examination
-from zerotrain.pipeline.doctor.examine import examine, verdicts
-from zerotrain.pipeline.doctor.report import Report, redact
+from zerotrain.run.doctor import examine as examination
+from zerotrain.run.doctor.examine import examine, verdicts
+from zerotrain.run.doctor.report import Report, redact
 from zerotrain.training.process import nvme_check
 
 ROOT = Path(__file__).parents[2]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from zerotrain.config.families import FAMILIES, PRESETS
+from zerotrain.graph.checks.base import preset_layers
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.launch.planner.model import trained_model
-from zerotrain.pipeline.checks.base import preset_layers
 
 
 @pytest.mark.parametrize("family", FAMILIES)

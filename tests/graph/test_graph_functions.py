@@ -23,12 +23,12 @@ from zerotrain.config.stage_settings import (
     ReportSettings,
 )
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
-from zerotrain.pipeline.graph import resources as graph_resources
-from zerotrain.pipeline.graph.artifacts import Artifacts
-from zerotrain.pipeline.graph.files import digests, files_of
-from zerotrain.pipeline.graph.inputs import JobInputs, option
-from zerotrain.pipeline.graph.resources import GIB, UNKNOWN, JobResources
-from zerotrain.pipeline.graph.runs import Runs, config_file
+from zerotrain.graph import resources as graph_resources
+from zerotrain.graph.artifacts import Artifacts
+from zerotrain.graph.files import digests, files_of
+from zerotrain.graph.inputs import JobInputs, option
+from zerotrain.graph.resources import GIB, UNKNOWN, JobResources
+from zerotrain.graph.runs import Runs, config_file
 
 TEXT = """
 run: one

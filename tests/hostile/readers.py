@@ -23,8 +23,8 @@ from zerotrain.artifact.documents import read_header
 from zerotrain.config.runs import read_runs
 from zerotrain.launch.files import read_run_yaml, write_run_yaml
 from zerotrain.machine.process_record import this_process
-from zerotrain.pipeline.lineage import report
-from zerotrain.pipeline.lineage.trace import trace
+from zerotrain.run.lineage import report
+from zerotrain.run.lineage.trace import trace
 from zerotrain.state.position import read_position
 from zerotrain.training.process import lock
 from zerotrain.training.process.ending import ExitRecord, read_exit_codes, read_exit_record

@@ -28,19 +28,19 @@ from zerotrain.builder import live, processes, start
 from zerotrain.config.read import read_config
 from zerotrain.config.runs import read_runs
 from zerotrain.errors import PipelineError
+from zerotrain.graph.dvc.files import load_pipeline, parse_lock
+from zerotrain.graph.switch import point
 from zerotrain.launch.files import write_launch_files, write_run_yaml
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.machine.process_record import this_process
-from zerotrain.pipeline.doctor.report import Report
-from zerotrain.pipeline.doctor.run import look_at_run
-from zerotrain.pipeline.dvc.files import load_pipeline, parse_lock
-from zerotrain.pipeline.switch import point
-from zerotrain.pipeline.trained_weights import trained_models
-from zerotrain.pipeline.watch import state
 from zerotrain.run.compare.facts import read_facts
 from zerotrain.run.compare.sides import find_sides
+from zerotrain.run.doctor.report import Report
+from zerotrain.run.doctor.run import look_at_run
 from zerotrain.run.runs import choose_runs
+from zerotrain.run.trained_weights import trained_models
 from zerotrain.run.view import RunView
+from zerotrain.run.watch import state
 from zerotrain.state.open import open_view
 from zerotrain.state.show import show
 from zerotrain.state.state import write_state

@@ -18,11 +18,11 @@ from zerotrain.artifact.layout import RunFolder
 from zerotrain.builder import processes
 from zerotrain.builder.processes import SwitchChoice
 from zerotrain.config.read import read_config
-from zerotrain.pipeline import hooks
-from zerotrain.pipeline.graph.artifacts import Artifacts
-from zerotrain.pipeline.graph.runs import Runs
-from zerotrain.pipeline.options import SwitchOptions
-from zerotrain.pipeline.switch.command import switch
+from zerotrain.graph import hooks
+from zerotrain.graph.artifacts import Artifacts
+from zerotrain.graph.options import SwitchOptions
+from zerotrain.graph.runs import Runs
+from zerotrain.graph.switch.command import switch
 
 WRITTEN = (
     "stop", "logs/builder.train.log", "logs/builder.switch.log", "logs/builder.train.json",

@@ -16,13 +16,13 @@ from zerotrain.artifact import Artifact
 from zerotrain.builder.app import create_app
 from zerotrain.builder.settings import BuilderSettings
 from zerotrain.config.runs import find_config
-from zerotrain.pipeline.lineage.chain import facts_of
-from zerotrain.pipeline.switch.edit import read_note
-from zerotrain.pipeline.watch import command, state
-from zerotrain.pipeline.watch.state import RunState, read_run_state
+from zerotrain.graph.switch.edit import read_note
 from zerotrain.run import stages
+from zerotrain.run.lineage.chain import facts_of
 from zerotrain.run.runs import choose_runs
 from zerotrain.run.view import RunView
+from zerotrain.run.watch import command, state
+from zerotrain.run.watch.state import RunState, read_run_state
 
 SECONDS = 20.0
 """Of a test, after which something waits for ever."""

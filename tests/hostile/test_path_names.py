@@ -11,7 +11,7 @@ from tests.builders.refusals import refusal
 
 from zerotrain.builder.draft import read_draft
 from zerotrain.config.text import with_value
-from zerotrain.pipeline.checks import read_checked_runs
+from zerotrain.graph.checks import read_checked_runs
 
 RUN: dict[str, Any] = {
     "run": "a", "base": "nano", "data": {"images": "photos"},

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from zerotrain.pipeline.doctor.report import Report, redact
+from zerotrain.run.doctor.report import Report, redact
 
 LONG = "Ab3dEf6hIj9lMn2pQr5tUv8x"
 COMMIT = "462165984030d82259a11f4367a4eed129e94a7b"

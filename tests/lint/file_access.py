@@ -88,12 +88,12 @@ ALLOWED = {
     "machine/regular_file.py": Allowed(("os.open", "open"), "the place"),
     "machine/software.py": Allowed(("read_text",), KERNEL),
     "models/families/tokenizer_process.py": Allowed(("json.loads",), PARENT),
-    "pipeline/checks/base.py": Allowed(("tomllib.loads", "read_text"), OWN),
-    "pipeline/cluster/profile.py": Allowed(
+    "graph/checks/base.py": Allowed(("tomllib.loads", "read_text"), OWN),
+    "graph/cluster/profile.py": Allowed(
         ("read_text", "yaml.safe_dump"), f"{OWN}; texts that Snakemake evaluates"
     ),
-    "pipeline/dvc/files.py": Allowed(("yaml.dump",), "dvc.yaml, which DVC writes in this form"),
-    "pipeline/watch/command.py": Allowed(("open",), "a copy of its own standard output"),
+    "graph/dvc/files.py": Allowed(("yaml.dump",), "dvc.yaml, which DVC writes in this form"),
+    "run/watch/command.py": Allowed(("open",), "a copy of its own standard output"),
 }
 
 

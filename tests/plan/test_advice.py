@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from zerotrain.cli import command_line
 from zerotrain.config.read import read_config
+from zerotrain.graph import reruns
+from zerotrain.graph.switch import checks as switch_checks
 from zerotrain.launch.planner import advice
 from zerotrain.launch.planner.planner import RESERVE, Plan, PlannedMachine, plan
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.host import gib
-from zerotrain.pipeline.graph import reruns
-from zerotrain.pipeline.switch import checks as switch_checks
 from zerotrain.training.checkpointing.progress_folder import step_folder
 
 ROOT = Path(__file__).parents[2]

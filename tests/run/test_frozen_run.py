@@ -23,8 +23,8 @@ from zerotrain.builder.app import create_app
 from zerotrain.builder.settings import BuilderSettings
 from zerotrain.config.read import read_config
 from zerotrain.evaluation.images import draw_grid
-from zerotrain.pipeline.watch.screen import Canvas, draw
-from zerotrain.pipeline.watch.state import read_run_state
+from zerotrain.run.watch.screen import Canvas, draw
+from zerotrain.run.watch.state import read_run_state
 from zerotrain.stages import report
 
 GOLDEN = Path(__file__).parents[1] / "golden/run"

@@ -17,11 +17,11 @@ from tests.builders.watched_runs import WatchedRun
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.machine.process_record import this_process
-from zerotrain.pipeline.watch.state import RunState, read_run_state, read_state
 from zerotrain.run import stages
 from zerotrain.run.queue import SubmittedJob, parse_jobs
 from zerotrain.run.runs import choose_runs, run_named, runs_here
 from zerotrain.run.view import RunView
+from zerotrain.run.watch.state import RunState, read_run_state, read_state
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_the_run_that_is_meant(run: WatchedRun) -> None:
 def test_a_reader_needs_no_torch() -> None:
     """The command answers at once, also on a login node."""
     code = (
-        "import sys, zerotrain.run.view, zerotrain.pipeline.watch.state\n"
+        "import sys, zerotrain.run.view, zerotrain.run.watch.state\n"
         "print([name for name in ('torch', 'snakemake', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

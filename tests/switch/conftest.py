@@ -14,13 +14,13 @@ from zerotrain import artifact
 from zerotrain.config.read import read_config
 from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.errors import PipelineError
+from zerotrain.graph import reruns
+from zerotrain.graph.options import SwitchOptions
+from zerotrain.graph.switch import checks as switch_checks
+from zerotrain.graph.switch import command as switch
 from zerotrain.launch.files import write_run_yaml
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
-from zerotrain.pipeline.graph import reruns
-from zerotrain.pipeline.options import SwitchOptions
-from zerotrain.pipeline.switch import checks as switch_checks
-from zerotrain.pipeline.switch import command as switch
 from zerotrain.training.checkpointing.progress_folder import step_folder
 
 ROOT = Path(__file__).parents[2]

@@ -24,16 +24,15 @@ from zerotrain import artifact
 from zerotrain.config.read import read_config
 from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline import snakemake
-from zerotrain.pipeline.graph import reruns
-from zerotrain.pipeline.options import SwitchOptions
-from zerotrain.pipeline.switch import (
+from zerotrain.graph import reruns, snakemake
+from zerotrain.graph.options import SwitchOptions
+from zerotrain.graph.switch import (
     checks as switch_checks,
 )
-from zerotrain.pipeline.switch import (
+from zerotrain.graph.switch import (
     command as switch,
 )
-from zerotrain.pipeline.switch import (
+from zerotrain.graph.switch import (
     point as switch_point,
 )
 from zerotrain.training.checkpointing import set_aside

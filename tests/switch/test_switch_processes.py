@@ -11,9 +11,9 @@ from tests.switch.conftest import refusal, save
 from zerotrain.config.read import read_config
 from zerotrain.config.relaunch import share_batch
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.options import SwitchOptions
-from zerotrain.pipeline.switch import command as switch
-from zerotrain.pipeline.switch.before import is_met
+from zerotrain.graph.options import SwitchOptions
+from zerotrain.graph.switch import command as switch
+from zerotrain.graph.switch.before import is_met
 
 pytestmark = pytest.mark.usefixtures("project")
 

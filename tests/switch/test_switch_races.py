@@ -29,16 +29,16 @@ from tests.switch.conftest import (
 
 from zerotrain.config.read import read_config
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline import snakemake as snakemake_calls
-from zerotrain.pipeline.graph import reruns
-from zerotrain.pipeline.options import SwitchOptions
-from zerotrain.pipeline.switch import (
+from zerotrain.graph import reruns
+from zerotrain.graph import snakemake as snakemake_calls
+from zerotrain.graph.options import SwitchOptions
+from zerotrain.graph.switch import (
     checks as switch_checks,
 )
-from zerotrain.pipeline.switch import (
+from zerotrain.graph.switch import (
     command as switch,
 )
-from zerotrain.pipeline.switch import (
+from zerotrain.graph.switch import (
     plan as switch_plan,
 )
 
@@ -47,10 +47,10 @@ pytestmark = pytest.mark.usefixtures("project")
 FILE = Path("config/flowers.yaml")
 RACER = """
 import sys
-from zerotrain.pipeline import snakemake as snakemake_calls
-from zerotrain.pipeline.graph import reruns
-from zerotrain.pipeline.options import SwitchOptions
-from zerotrain.pipeline.switch import command as switch
+from zerotrain.graph import snakemake as snakemake_calls
+from zerotrain.graph import reruns
+from zerotrain.graph.options import SwitchOptions
+from zerotrain.graph.switch import command as switch
 from zerotrain.errors import PipelineError
 
 def reach(event):

@@ -14,9 +14,9 @@ from zerotrain.artifact.recipe import (
     format_differences,
 )
 from zerotrain.config.read import parse_config
-from zerotrain.pipeline.graph.artifacts import Planned
-from zerotrain.pipeline.graph.currency import Currency
-from zerotrain.pipeline.terminal.differences import describe
+from zerotrain.graph.artifacts import Planned
+from zerotrain.graph.currency import Currency
+from zerotrain.graph.terminal.differences import describe
 
 CONFIG = {
     "run": "one", "base": "nano", "data": {"source": "digits"}, "train": {"resolution": 32},

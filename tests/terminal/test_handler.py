@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from snakemake.logging import LogEvent
 
-from zerotrain.pipeline.terminal import handler
-from zerotrain.pipeline.terminal.handler import StageLines
+from zerotrain.graph.terminal import handler
+from zerotrain.graph.terminal.handler import StageLines
 
 FURTHER = (
     "For further error details see the cluster/cloud log and the log files of the involved rule(s)."

@@ -10,9 +10,8 @@ import pytest
 from tests.builders.runs import make_config
 
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline import verify_resume
-from zerotrain.pipeline.graph import reruns
-from zerotrain.pipeline.verify_resume import Ending
+from zerotrain.graph import reruns, verify_resume
+from zerotrain.graph.verify_resume import Ending
 
 ENDING = Ending({"a (master)": "1", "b (master)": "2"}, {4: 0.5, 5: 0.25}, {"step": 5})
 

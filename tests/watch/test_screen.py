@@ -17,10 +17,10 @@ from tests.builders.watched_runs import WatchedRun
 
 from zerotrain.errors import PipelineError
 from zerotrain.machine.process_record import this_process
-from zerotrain.pipeline.watch import command, screen
-from zerotrain.pipeline.watch.screen import Canvas, describe, describe_changes, draw
-from zerotrain.pipeline.watch.state import RunState, read_run_state
 from zerotrain.run import stages
+from zerotrain.run.watch import command, screen
+from zerotrain.run.watch.screen import Canvas, describe, describe_changes, draw
+from zerotrain.run.watch.state import RunState, read_run_state
 
 FOREIGN = "a\x1b]0;owned\x07b\x1b[2Jc\x9b2Jd\r\n\te"
 

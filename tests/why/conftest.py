@@ -19,11 +19,11 @@ from zerotrain.artifact.recipe import Difference
 from zerotrain.config import MAIN_CONFIG, settings_file
 from zerotrain.config.runs import read_runs
 from zerotrain.data import files
-from zerotrain.pipeline.graph.artifacts import Artifacts, Planned
-from zerotrain.pipeline.graph.files import digests
-from zerotrain.pipeline.graph.reruns import Reruns, plan
-from zerotrain.pipeline.graph.runs import Runs
-from zerotrain.pipeline.why.causes import Causes, find_causes
+from zerotrain.graph.artifacts import Artifacts, Planned
+from zerotrain.graph.files import digests
+from zerotrain.graph.reruns import Reruns, plan
+from zerotrain.graph.runs import Runs
+from zerotrain.graph.why.causes import Causes, find_causes
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.training.checkpointing import published
 

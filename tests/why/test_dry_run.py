@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from zerotrain.pipeline.graph.currency import refresh
-from zerotrain.pipeline.why import FORCED, causes, first_lines
-from zerotrain.pipeline.why.causes import Cause, Causes
+from zerotrain.graph.currency import refresh
+from zerotrain.graph.why import FORCED, causes, first_lines
+from zerotrain.graph.why.causes import Cause, Causes
 
 
 def dag_of(run, *, forced: str = "", edited: str = "") -> Any:
@@ -64,7 +64,7 @@ def test_a_dry_run_shows_at_most_nine_lines(run, monkeypatch):
 
 def test_a_dry_run_of_many_samples_names_files(run, monkeypatch):
     """It does not compare the samples."""
-    monkeypatch.setattr("zerotrain.pipeline.why.samples.QUICK_SAMPLES", 2)
+    monkeypatch.setattr("zerotrain.graph.why.samples.QUICK_SAMPLES", 2)
     Path("photos/cat.txt").write_text("a cat asleep", encoding="utf-8")
     assert lines_of(run) == ["why: changed: photos/cat.txt"]
     assert [*run.sentences()] == ["1 caption changed: cat.png"]

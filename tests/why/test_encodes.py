@@ -12,9 +12,9 @@ from tests.builders.caching import SIDE, FakeFamily, Run, load_fake_family
 
 from zerotrain.artifact import file_sha256
 from zerotrain.config.stage_settings import CacheSettings
+from zerotrain.graph.why.encodes import Encodes, count_encodes
+from zerotrain.graph.why.samples import compare_samples
 from zerotrain.models import families
-from zerotrain.pipeline.why.encodes import Encodes, count_encodes
-from zerotrain.pipeline.why.samples import compare_samples
 
 BUCKETS = {"alignment": 8, "min_aspect": 0.25, "max_aspect": 4.0}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 
-from zerotrain.pipeline.why.causes import find_causes
-from zerotrain.pipeline.why.outcomes import KEPT, Outcomes
+from zerotrain.graph.why.causes import find_causes
+from zerotrain.graph.why.outcomes import KEPT, Outcomes
 
 SAME_STEPS = "is kept: what it trains is the same"
 

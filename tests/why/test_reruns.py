@@ -12,9 +12,9 @@ from tests.conftest import ROOT
 
 from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.graph.artifacts import Artifacts
-from zerotrain.pipeline.graph.reruns import TARGETS, find_target
-from zerotrain.pipeline.graph.runs import Runs
+from zerotrain.graph.artifacts import Artifacts
+from zerotrain.graph.reruns import TARGETS, find_target
+from zerotrain.graph.runs import Runs
 
 OF_OFFLOAD = [
     *("render_launch tiny/offload", "train_phase tiny/offload", "export_weights tiny/offload"),

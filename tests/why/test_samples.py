@@ -12,7 +12,7 @@ from tests.builders.runs import make_config
 from zerotrain.config.data import DataConfig
 from zerotrain.data import files
 from zerotrain.data.folder import FolderSource
-from zerotrain.pipeline.why.samples import compare_samples
+from zerotrain.graph.why.samples import compare_samples
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 
@@ -81,7 +81,7 @@ def test_a_quick_look_gives_up_on_many_samples(data, monkeypatch):
     """More than a dry run may wait for."""
     dataset = Path(str(data.images)).parent / "dataset"
     assert compare_samples(data, dataset, quick=True) is not None
-    monkeypatch.setattr("zerotrain.pipeline.why.samples.QUICK_SAMPLES", 7)
+    monkeypatch.setattr("zerotrain.graph.why.samples.QUICK_SAMPLES", 7)
     assert compare_samples(data, dataset, quick=True) is None
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from zerotrain.pipeline.graph.currency import Currency
-from zerotrain.pipeline.why import report
-from zerotrain.pipeline.why.causes import Cause, Causes
-from zerotrain.pipeline.why.outcomes import Outcome
-from zerotrain.pipeline.why.report import text
+from zerotrain.graph.currency import Currency
+from zerotrain.graph.why import report
+from zerotrain.graph.why.causes import Cause, Causes
+from zerotrain.graph.why.outcomes import Outcome
+from zerotrain.graph.why.report import text
 
 CAUSE = "1 caption changed: cat.png"
 

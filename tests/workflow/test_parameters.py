@@ -23,7 +23,7 @@ from zerotrain.config.section import Role, keys_with
 from zerotrain.config.stage_settings import SETTINGS
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.checks import find_problems
+from zerotrain.graph.checks import find_problems
 
 
 def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:

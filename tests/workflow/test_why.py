@@ -12,8 +12,8 @@ from tests.workflow.jobs import raised, refused
 
 from zerotrain.config import MAIN_CONFIG
 from zerotrain.config.runs import read_runs
-from zerotrain.pipeline.graph.artifacts import Artifacts
-from zerotrain.pipeline.graph.runs import Runs
+from zerotrain.graph.artifacts import Artifacts
+from zerotrain.graph.runs import Runs
 
 NOTHING = "nothing would run: everything is made from what is there now\n"
 RATE = "until: 700\n    learning_rate: 2.0e-3"

@@ -2,7 +2,7 @@
 
 manifest.json has it as `recipe`: the stage, its version, the values that it read, without those at
 their defaults, and a digest of each input. Folders with the recipe that is asked for are current;
-`zerotrain.pipeline.graph.currency` compares them before Snakemake plans, and a stage compares its
+`zerotrain.graph.currency` compares them before Snakemake plans, and a stage compares its
 own before it begins.
 """
 

@@ -21,8 +21,8 @@ from zerotrain.builder.schedule import HEIGHT, WIDTH, Curve, draw
 from zerotrain.builder.traces import Traces
 from zerotrain.config.problems import Problem
 from zerotrain.errors import PipelineError
+from zerotrain.graph.checks import forget_checks
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.pipeline.checks import forget_checks
 
 MOST = 64
 """Drafts that are kept."""

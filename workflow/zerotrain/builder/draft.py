@@ -26,10 +26,10 @@ from zerotrain.config.run import RunConfig
 from zerotrain.config.section import Memory
 from zerotrain.config.text import ConfigText, Key, dump, with_value, without_key
 from zerotrain.errors import PipelineError
+from zerotrain.graph.checks import find_problems
+from zerotrain.graph.checks.paths import check_paths
 from zerotrain.launch.planner.gpus import find_gpu
 from zerotrain.launch.resolved import leaves
-from zerotrain.pipeline.checks import find_problems
-from zerotrain.pipeline.checks.paths import check_paths
 
 NEW: dict[str, Any] = {
     "run": "new",

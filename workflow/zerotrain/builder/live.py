@@ -10,10 +10,10 @@ from pathlib import Path
 from zerotrain.artifact.layout import CONFIGS, RunFolder, run_of
 from zerotrain.builder.writing import NAME
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.watch.state import RunState, read_state
 from zerotrain.run.plan import stamp_of
 from zerotrain.run.runs import phase_folders, runs_here
 from zerotrain.run.view import RunView
+from zerotrain.run.watch.state import RunState, read_state
 
 MOST_SHOWN = 12
 

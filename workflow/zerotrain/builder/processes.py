@@ -25,16 +25,15 @@ from zerotrain.artifact.documents import read_record
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.links import check_run_links
 from zerotrain.config.read import read_config
-from zerotrain.config.runs import find_config
+from zerotrain.config.runs import config_option, find_config
 from zerotrain.errors import PipelineError
+from zerotrain.graph.switch.command import is_switching
+from zerotrain.graph.switch.plan import check_preset
 from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.output import LOG
 from zerotrain.machine.process_record import ProcessRecord, record_of
 from zerotrain.machine.regular_file import open_new, open_to_read, touch
-from zerotrain.pipeline.snakemake import config_option
-from zerotrain.pipeline.switch.command import is_switching
-from zerotrain.pipeline.switch.plan import check_preset
 from zerotrain.run.processes import find_processes
 from zerotrain.run.runs import phase_folders
 from zerotrain.run.view import RunView

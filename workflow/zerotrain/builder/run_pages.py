@@ -40,8 +40,8 @@ from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
 from zerotrain.importers.program import PRESETS
 from zerotrain.machine.output import format_figure
-from zerotrain.pipeline.watch.state import RunState
 from zerotrain.run.stages import TRAIN
+from zerotrain.run.watch.state import RunState
 from zerotrain.training.reporting.display import format_duration, format_rate
 
 OUTPUT_LINES = 15

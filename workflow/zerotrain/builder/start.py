@@ -14,7 +14,7 @@ from zerotrain.artifact.layout import CONFIGS, RESULTS
 from zerotrain.builder.pages import page
 from zerotrain.builder.places import comment_at_top
 from zerotrain.builder.writing import MOST_BYTES
-from zerotrain.pipeline.watch.state import describe_fault
+from zerotrain.run.watch.state import describe_fault
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from zerotrain.artifact.layout import run_of
 from zerotrain.builder.pages import page
 from zerotrain.builder.saved import FOLDER, delete_template, list_templates, save_template
 from zerotrain.builder.writing import MOST_BYTES, confirm, propose
-from zerotrain.pipeline.snakemake import train_command
+from zerotrain.config.runs import train_command
 
 
 async def show_diff(request: Request) -> Response:

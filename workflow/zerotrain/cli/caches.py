@@ -23,7 +23,7 @@ Caches = Annotated[
 @cache_app.command()
 def show(caches: Caches = None) -> None:
     """Show samples, sizes, bytes on disk, orphans, what encoded them, and the runs on it."""
-    from zerotrain.pipeline.caches import find_caches, show
+    from zerotrain.run.caches import find_caches, show
 
     for place in find_caches(caches):
         print("\n".join(show(place)))
@@ -41,7 +41,7 @@ def prune(
     ] = False,
 ) -> None:
     """Remove what no sample needs now: it is encoded again if an edit brings it back."""
-    from zerotrain.pipeline.caches import find_caches, prune
+    from zerotrain.run.caches import find_caches, prune
 
     for place in find_caches(caches):
         print("\n".join(prune(place, unfinished=unfinished, dry_run=dry_run)))
@@ -50,7 +50,7 @@ def prune(
 @cache_app.command()
 def verify(caches: Caches = None) -> None:
     """Hash every shard, and list damage by sample. Exit code 1: a cache is not whole."""
-    from zerotrain.pipeline.caches import find_caches, verify
+    from zerotrain.run.caches import find_caches, verify
 
     verdicts = [verify(place) for place in find_caches(caches)]
     for verdict in verdicts:

@@ -115,7 +115,7 @@ def resume(
     ] = 10,
 ) -> None:
     """Train 2N steps, and N + kill -9 + N: are all bits equal? Exit code 1: they are not."""
-    from zerotrain.pipeline.verify_resume import verify_resume
+    from zerotrain.graph.verify_resume import verify_resume
 
     verdict = verify_resume(config, phase, steps)
     print("\n".join(verdict.lines))
@@ -133,6 +133,6 @@ def generate(
     output: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = Path("dvc.yaml"),
 ) -> None:
     """Write the stages of a run into dvc.yaml; those of other runs and of yours stay."""
-    from zerotrain.pipeline.dvc.pipeline import generate
+    from zerotrain.graph.dvc.pipeline import generate
 
     generate(config, output)

@@ -26,7 +26,7 @@ def doctor(
     ] = False,
 ) -> None:
     """Look at machine, installation and a run, ready to paste. Exit code 1: it would not train."""
-    from zerotrain.pipeline.doctor.examine import examine
+    from zerotrain.run.doctor.examine import examine
 
     if nvme and run is None:
         raise PipelineError("doctor --nvme: name a RUN", hint="`zerotrain doctor RUN --nvme`")
@@ -55,7 +55,7 @@ def watch(
 
     Exit code 1: the run was stopped or has failed.
     """
-    from zerotrain.pipeline.watch.command import watch
+    from zerotrain.run.watch.command import watch
 
     raise typer.Exit(watch(run, interval, once=once, as_json=json))
 
@@ -89,7 +89,7 @@ def why(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what would run, why, and what it costs in time and disk; change nothing."""
-    from zerotrain.pipeline.why.report import split_words, why
+    from zerotrain.graph.why.report import split_words, why
 
     print(why(*split_words(words or []), as_json=json), end="")
 
@@ -116,14 +116,14 @@ def trace(
             hint="zerotrain trace WEIGHTS, or zerotrain trace --image FILE",
         )
     if image is not None:
-        from zerotrain.pipeline.lineage.image import document, flowchart, text, uses_of
+        from zerotrain.run.lineage.image import document, flowchart, text, uses_of
 
         uses = uses_of(image)
         print({"text": text, "json": document, "mermaid": flowchart}[format](uses), end="")
         raise typer.Exit(0 if uses.known else 1)
     assert weights is not None
-    from zerotrain.pipeline.lineage import report
-    from zerotrain.pipeline.lineage.trace import trace
+    from zerotrain.run.lineage import report
+    from zerotrain.run.lineage.trace import trace
 
     walk = trace(weights)
     shown = {"text": report.text, "json": report.document, "mermaid": report.flowchart}[format]
@@ -159,10 +159,10 @@ def check(
 ) -> None:
     """Look at a Slurm cluster from its login node. Exit code 1: a training would not start."""
     from zerotrain.config.read import read_config
-    from zerotrain.pipeline.cluster import findings, profile
-    from zerotrain.pipeline.cluster.choice import choose
-    from zerotrain.pipeline.cluster.slurm import ask_slurm
-    from zerotrain.pipeline.cluster.trial import try_job
+    from zerotrain.graph.cluster import findings, profile
+    from zerotrain.graph.cluster.choice import choose
+    from zerotrain.graph.cluster.slurm import ask_slurm
+    from zerotrain.graph.cluster.trial import try_job
 
     run = read_config(config) if config else None
     if output and not force:
@@ -175,7 +175,7 @@ def check(
         trial = try_job(choice.training, Path(), choice.account, wait)
         found += findings.of_trial(trial, choice.training)
     if run:
-        from zerotrain.pipeline.cluster.phases import of_phases  # imports torch, to forecast memory
+        from zerotrain.graph.cluster.phases import of_phases  # imports torch, to forecast memory
 
         found += of_phases(run, choice.training)
     if output:

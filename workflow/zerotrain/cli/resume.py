@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.pipeline.options import SwitchOptions
+from zerotrain.graph.options import SwitchOptions
 
 
 def switch(options: SwitchOptions) -> None:
     """End the phase that trains now, export it, and continue under another launch."""
-    from zerotrain.pipeline.switch.command import switch
+    from zerotrain.graph.switch.command import switch
 
     print(switch(options))
 
@@ -36,7 +36,7 @@ def restore(
 
     Data, caches, checkpoints and weights, as `dvc pull` does.
     """
-    from zerotrain.pipeline.dvc.restore import restore
+    from zerotrain.graph.dvc.restore import restore
 
     restore(what, find_only=find_only, force=force)
 
@@ -53,6 +53,6 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", help="Remove it without a question.")] = False,
 ) -> None:
     """Remove the results of a run, and say what others use or DVC still holds."""
-    from zerotrain.pipeline.remove.command import remove
+    from zerotrain.graph.remove.command import remove
 
     print("\n".join(remove(run, data=data, yes=yes)))

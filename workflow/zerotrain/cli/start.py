@@ -13,8 +13,8 @@ import typer
 
 from zerotrain.config import MAIN_CONFIG
 from zerotrain.config.command_options import RUN_HELP, AnyRunFile, RunFile, config_of
+from zerotrain.graph.options import NewOptions
 from zerotrain.launch.planner.options import PlanOptions
-from zerotrain.pipeline.options import NewOptions
 
 data_app = typer.Typer(
     name="data",
@@ -25,7 +25,7 @@ data_app = typer.Typer(
 
 def new(options: NewOptions) -> None:
     """Write a commented configuration for your own images or text."""
-    from zerotrain.pipeline.new_run import new
+    from zerotrain.graph.new_run import new
 
     path = new(options)
     print(f"wrote {path}; look at it, then: make train CONFIG={path}")
@@ -33,9 +33,9 @@ def new(options: NewOptions) -> None:
 
 def check(config: RunFile) -> None:
     """Check a configuration and the data that it names; print what was checked."""
-    from zerotrain.pipeline.checks import read_checked_runs
-    from zerotrain.pipeline.checks.base import describe_dependency
-    from zerotrain.pipeline.checks.data import describe_data
+    from zerotrain.graph.checks import read_checked_runs
+    from zerotrain.graph.checks.base import describe_dependency
+    from zerotrain.graph.checks.data import describe_data
 
     runs = [*read_checked_runs(config, captions=True).values()]
     lines = [*describe_data(runs), *map(describe_dependency, runs)]
@@ -80,7 +80,7 @@ def sweep(
     ],
 ) -> None:
     """Write a configuration for each point of a grid, and one that plans them all."""
-    from zerotrain.pipeline.sweep import sweep
+    from zerotrain.graph.sweep import sweep
 
     together, *files = sweep(config, settings, output)
     print(f"wrote {len(files)} runs to {output}; all of them:")
@@ -99,7 +99,7 @@ def fetch(
     ] = False,
 ) -> None:
     """Put what jobs would take from the internet into a shared folder: models, datasets, ops."""
-    from zerotrain.pipeline.fetch import fetch, variables
+    from zerotrain.graph.fetch import fetch, variables
 
     os.environ.update(variables(to))  # before the hub's library is imported, which reads it once
     for line in fetch(configs, to, wheels=wheels):
@@ -141,7 +141,7 @@ def show(
 ) -> None:
     """Show sizes, crops, captions, duplicates and problems. Exit code 1: it would be refused."""
     from zerotrain.config.read import read_config
-    from zerotrain.pipeline.show_data import show_data
+    from zerotrain.run.show_data import show_data
     from zerotrain.stages.prepare_dataset import checked_images
 
     raise typer.Exit(show_data(read_config(config), checked_images, output))

@@ -15,7 +15,7 @@ from zerotrain.export.options import (
 def export(options: ExportOptions) -> None:
     """Export a checkpoint or exported weights in any form, after checking it; or a state."""
     from zerotrain.export.command import export_command
-    from zerotrain.pipeline.trained_weights import exportable
+    from zerotrain.run.trained_weights import exportable
 
     checkpoint, config = exportable(options.checkpoint, options.config)
     export_command(replace(options, checkpoint=checkpoint, config=config))
@@ -24,7 +24,7 @@ def export(options: ExportOptions) -> None:
 def sample(options: SampleOptions) -> None:
     """Make images by exported weights of any format, or by those of a run."""
     from zerotrain.export.sample import sample
-    from zerotrain.pipeline.trained_weights import usable_weights
+    from zerotrain.run.trained_weights import usable_weights
 
     with usable_weights(options.weights) as found:
         for file in sample(replace(options, weights=found)):
@@ -34,7 +34,7 @@ def sample(options: SampleOptions) -> None:
 def generate(options: GenerateOptions) -> None:
     """Answer a prompt by exported weights of a language model, or by those of a run."""
     from zerotrain.export.generate import generate
-    from zerotrain.pipeline.trained_weights import usable_weights
+    from zerotrain.run.trained_weights import usable_weights
 
     with usable_weights(options.weights) as found:
         answers = generate(replace(options, weights=found))

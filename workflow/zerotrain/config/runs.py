@@ -6,12 +6,14 @@ And the other way: which file of config/ is a run's.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from glob import glob
 from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.layout import CONFIGS, files_of, runs_here
+from zerotrain.config import MAIN_CONFIG
 from zerotrain.config.read import load_config, parse_config, read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import BuildSettings, CacheSettings
@@ -180,3 +182,13 @@ def has_owner(run: RunConfig) -> bool:
     return [name] == [one.data_name for one in found] and (
         shared_values(found[0]) == shared_values(run)
     )
+
+
+def train_command(config: Path) -> str:
+    """Return the command that trains a run to its end."""
+    return shlex.join(["snakemake", "--cores", "all", "train", *config_option(config)])
+
+
+def config_option(config: Path) -> list[str]:
+    """Return the option that names a configuration; nothing for the default one."""
+    return [] if config == MAIN_CONFIG else ["--configfile", str(config)]

@@ -1,6 +1,6 @@
 """The file with the settings of a stage, which its rule takes as an input and its command reads.
 
-It is written before Snakemake plans (zerotrain.pipeline.graph.currency): the stage reads the values
+It is written before Snakemake plans (zerotrain.graph.currency): the stage reads the values
 of the plan, whatever is edited meanwhile, and no others.
 
     {"stage": "evaluate", "version": 1, "rebuild": null, "settings": {...}}

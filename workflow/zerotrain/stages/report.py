@@ -32,8 +32,8 @@ from zerotrain.evaluation.results import ANSWERS, spread
 from zerotrain.export.formats.loading_code import loading_code
 from zerotrain.launch.planner.forecasts import find_base
 from zerotrain.machine.regular_file import write_text
-from zerotrain.pipeline.doctor.report import redact
-from zerotrain.pipeline.lineage.chain import source_of
+from zerotrain.run.doctor.report import redact
+from zerotrain.run.lineage.chain import source_of
 from zerotrain.run.phase import PhaseView
 from zerotrain.run.report.costs import count_costs
 from zerotrain.run.report.forecast import compare_forecasts

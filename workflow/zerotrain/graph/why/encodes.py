@@ -1,0 +1,176 @@
+"""How much of a cache would be encoded: what a dataset needs, by the keys that the cache has.
+
+Orphans and the shards of an interrupted encoding count as what the cache has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerotrain.artifact import read, read_manifest
+from zerotrain.data.buckets import View, other_views
+from zerotrain.data.dataset import Sample
+from zerotrain.data.source_views import choose_source_views
+from zerotrain.errors import PipelineError
+from zerotrain.graph.why.samples import count
+
+if TYPE_CHECKING:
+    from zerotrain.cache.layout import Entry
+    from zerotrain.config.data import DataConfig
+    from zerotrain.config.stage_settings import CacheSettings
+
+EVERY_KEY = {"cache.dtype"}
+"""Values of which every key depends."""
+TEXT_KEYS = {"cache.max_sequence_length", "train.long_captions"}
+"""Values of which the keys of captions depend."""
+Item = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Encodes:
+    """The items that would be encoded, of all items of the dataset."""
+
+    images: int
+    of_images: int
+    """Latents, those of mirrored images included."""
+    captions: int
+    of_captions: int
+    """Different captions, without the empty one."""
+    bytes: int | None
+    """Of the encoded items on the disk; None if there is no cache to learn their size from."""
+    at_most: tuple[str, ...] = ()
+    """Of what some may be in the cache, `images` or `captions`: their encoder is built again."""
+
+    def __str__(self) -> str:
+        images = f"{self.images:,} of {count(self.of_images, 'image')}"
+        captions = f"{self.captions:,} of {count(self.of_captions, 'caption')}"
+        up_to = {kind: "up to " if kind in self.at_most else "" for kind in ("images", "captions")}
+        return f"encodes {up_to['images']}{images} and {up_to['captions']}{captions}"
+
+
+def count_encodes(
+    cache: Path,
+    size: int,
+    samples: Sequence[Sample],
+    settings: CacheSettings,
+    base: Path,
+    *,
+    again: Collection[str] = (),
+) -> Encodes:
+    """Count what cache_latents would encode.
+
+    Args:
+        cache: Folder of the cache; missing: everything is encoded.
+        size: Side of its squares in pixels.
+        samples: The samples as they will be in the dataset.
+        settings: The settings of cache_latents.
+        base: Folder of the base.
+        again: The encoders that the base may have again: `images`, `captions`.
+    """
+    data = settings.data
+    views = choose_source_views(samples, size, data.aspect_buckets, data.resolutions)
+    images = {item for one in zip(samples, views, strict=True) for item in _items(*one, data)}
+    captions = {caption for one in samples for caption in one.captions}
+    lacking = len(images), len(captions)
+    if stored := _stored(cache):
+        found = _keys(cache, size, [*zip(samples, views, strict=True)], settings, base)
+        missing = [len(keys - stored) for keys in found] if found else lacking
+        lacking = (
+            lacking[0] if "images" in again else missing[0],
+            lacking[1] if "captions" in again else missing[1],
+        )
+    each = _bytes_each(cache)
+    return Encodes(
+        *(lacking[0], len(images), lacking[1], len(captions)),
+        bytes=lacking[0] * each[0] + lacking[1] * each[1] if each else None,
+        at_most=tuple(sorted(again)) if stored else (),
+    )
+
+
+def _items(sample: Sample, view: View, data: DataConfig) -> Iterator[Item]:
+    """List what is encoded of an image: its parts, and their mirror images."""
+    flips = data.part_of(sample.file).random_flip and sample.split == "train"
+    for one in (view, *other_views(sample, view, data.aspect_buckets)):
+        for flipped in (False, True)[: 1 + flips]:
+            yield sample.image_sha256, sample.background, one.box, one.size, flipped
+
+
+def _keys(
+    cache: Path,
+    size: int,
+    samples: Sequence[tuple[Sample, View]],
+    settings: CacheSettings,
+    base: Path,
+) -> tuple[set[str], set[str]] | None:
+    """Return the keys of images and captions that the cache will have; None without a base."""
+    from zerotrain.cache.sample_keys import SampleKeys  # these import torch
+    from zerotrain.models.families import load_family
+
+    try:
+        model = read(base, "base", verify=False)
+        family: Any = load_family(settings.family)  # of images: only their caches are compared
+        reads = family.conditioning(base)
+        device = _device(cache)
+        keys = SampleKeys(settings, size, family, model, reads=reads, device=device)
+        entries = [keys.entry(sample, view) for sample, view in samples]
+    except (PipelineError, OSError, LookupError):
+        return None
+    images, captions = (
+        {key for entry in entries for key in keys_of(entry)} for keys_of in (_latents_of, _texts_of)
+    )
+    return images, captions
+
+
+def _device(cache: Path) -> str | None:
+    """Return the kind of device that encoded a cache: another machine may plan."""
+    try:
+        return read_manifest(cache, "cache").made_by.get("device")
+    except (PipelineError, OSError):
+        return None
+
+
+def _stored(cache: Path) -> set[str]:
+    """List the keys in the shards of a cache that are whole, and in what it keeps besides."""
+    from safetensors import SafetensorError, safe_open
+
+    from zerotrain.cache.layout import key_of  # its package imports torch
+    from zerotrain.cache.orphans import orphan_shards
+    from zerotrain.cache.writer import PARTIAL
+
+    shards = "*.safetensors"
+    found: set[str] = set()
+    for path in [*cache.glob(shards), *orphan_shards(cache), *cache.glob(f"{PARTIAL}/{shards}")]:
+        with suppress(OSError, SafetensorError), safe_open(path, framework="numpy") as shard:
+            found.update(map(key_of, shard.keys()))
+    return found
+
+
+def _latents_of(entry: Entry) -> list[str]:
+    keys = (entry.latents, entry.flipped, *(entry.other_latents or ()))
+    return [key for key in (*keys, *(entry.other_flipped or ())) if key]
+
+
+def _texts_of(entry: Entry) -> list[str]:
+    return [entry.text, *(entry.other_texts or ())]
+
+
+def _bytes_each(cache: Path) -> tuple[int, int] | None:
+    """Return the mean bytes of a cache's latents and captions; None without a cache."""
+    try:
+        manifest = read_manifest(cache, "cache")
+        counts: Mapping[str, int] = manifest.content["count"]
+        return (
+            _mean_bytes(manifest.files.items(), "latents-", counts["latents"]),
+            _mean_bytes(manifest.files.items(), "text-", counts["captions"]),
+        )
+    except (PipelineError, OSError, LookupError, TypeError):
+        return None
+
+
+def _mean_bytes(files: Iterable[tuple[str, Mapping[str, int]]], prefix: str, items: int) -> int:
+    total = sum(entry["bytes"] for name, entry in files if name.startswith(prefix))
+    return -(-total // max(1, items))

@@ -1,1 +1,0 @@
-"""Planning and running the stages with Snakemake and DVC, and the commands around a run."""
