@@ -203,12 +203,11 @@ def test_a_process_that_waits_for_images_is_still_where_they_are(
     """It waits for another one: while that computes, nothing hangs; where that hangs, it does."""
     used = [0.0]
 
-    def cpu_times() -> SimpleNamespace:
+    def cpu_seconds(pid: int) -> float:
         used.append(used[-1] + a_look)
-        return SimpleNamespace(user=used[-1], system=0.0)
+        return used[-1]
 
-    asked = SimpleNamespace(cpu_times=cpu_times)
-    monkeypatch.setattr(samples.psutil, "Process", lambda pid: asked)
+    monkeypatch.setattr(samples, "cpu_seconds", cpu_seconds)
     monkeypatch.setattr(samples, "time", SimpleNamespace(sleep=lambda _: moments.pass_by(1.0)))
     child: Any = SimpleNamespace(pid=1, poll=lambda: 0 if len(moments.seen) == 5 else None)
     assert object.__new__(samples.LatentSampler)._wait_for_decoding(child) == 0
@@ -222,7 +221,7 @@ def test_who_is_behind() -> None:
     assert [one.rank for one in late_ranks([beat(0, step=5), other], 1000.0)] == [1]
     assert [one.rank for one in late_ranks([waiting, beat(1)], 1000.0)] == [1]
     assert [one.rank for one in late_ranks([waiting, other], 1000.0)] == [0, 1]
-    gone = replace(waiting, pid=2**22 - 3)
+    gone = replace(waiting, process=replace(waiting.process, pid=2**22 - 3))
     assert late_ranks([other, gone], 1000.0) == [gone]
 
 
@@ -241,8 +240,9 @@ def test_only_processes_of_this_training_are_ended(tmp_path: Path) -> None:
     """Not a later one that has got the pid of one that ended."""
     told = Heartbeat(tmp_path, 0)
     told.close()
+    later = replace(beat(0).process, pid=os.getppid(), started=1.0)
     (tmp_path / heartbeat.RANKS / "00000.json").write_text(
-        json.dumps(asdict(replace(beat(0), pid=os.getppid(), started=1.0)))
+        json.dumps(asdict(replace(beat(0), process=later)))
     )
     heartbeat.end_all(tmp_path)
     assert psutil.pid_exists(os.getppid())
