@@ -15,4 +15,5 @@ SPEC = FamilySpec(
     text_parts=("text_encoder", "tokenizer"),
     pipeline="StableDiffusionPipeline",
     clip_tokens=True,
+    text_width="cross_attention_dim",
 )

@@ -20,6 +20,7 @@ SPEC = FamilySpec(
     objective=("snr_gamma", "noise_offset", *LOSS),
     chunks=True,
     clip_tokens=True,
+    text_width="cross_attention_dim",
     noise_schedule=True,
     # Its pipeline would add an invisible watermark.
     loading={"add_watermarker": False},

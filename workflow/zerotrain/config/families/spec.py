@@ -108,6 +108,7 @@ class FamilySpec:
         patch: Latents on a side of a patch; None if config.json has it (patch_size).
         packed: Whether config.json counts the channels of a patch, not those of a latent.
         channels: The keys of config.json that count them, the first that is set.
+        text_width: The key of config.json that has the width of a caption's embeddings.
         sized_presets: Whether its presets take images of one size, that of the first phase.
         fused_layers: Whether layers of its original files are several here (lora.fused_layers).
         loading: Arguments that its pipeline is loaded with.
@@ -141,6 +142,7 @@ class FamilySpec:
     patch: int | None = None
     packed: bool = False
     channels: tuple[str, ...] = ("in_channels",)
+    text_width: str = "joint_attention_dim"
     sized_presets: bool = False
     fused_layers: bool = False
     loading: Mapping[str, Any] = field(default_factory=dict)

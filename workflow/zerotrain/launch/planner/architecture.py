@@ -193,7 +193,7 @@ def _compose(family: str, base: str, selections: Sequence[Selection]) -> Archite
     the denoiser.
     """
     trained = FAMILIES[family].trained_name
-    classes = {name: part.class_name for name, part in read_shipped(family)[0].parts.items()}
+    classes = FAMILIES[family].classes
     base_parts: Mapping[str, Part] = {}
     parts: dict[str, Part] = {}
     for selection in selections:
@@ -245,18 +245,17 @@ def _class_of_model_type(family: str, model_type: str) -> str | None:
 
 def _check(family: str, source: str, parts: Mapping[str, Part]) -> Architecture:
     """Return the architecture after a check that it has a trained part of the family."""
-    trained = FAMILIES[family].trained_name
-    expected = {known.trained.class_name for known in read_shipped(family)}
+    spec = FAMILIES[family]
+    trained, expected = spec.trained_name, spec.classes[spec.trained_part]
     if trained not in parts:
         raise PipelineError(
             f"{source}: the part {trained} is missing, which the family {family} trains",
             hint=f"the parts are {', '.join(parts) or 'none'}; check `base` and `family`",
         )
     class_name = parts[trained].class_name
-    if family not in LANGUAGE_MODELS and class_name not in expected:
+    if family not in LANGUAGE_MODELS and class_name != expected:
         raise PipelineError(
-            f"{source}: {trained} is a {class_name}, the family {family} trains "
-            f"{' or '.join(sorted(expected))}",
+            f"{source}: {trained} is a {class_name}, the family {family} trains {expected}",
             hint="check `base` and `family`",
         )
     return Architecture(family, source, parts)

@@ -118,7 +118,7 @@ def prompt_shapes(architecture: Architecture, shape: Shape) -> dict[str, tuple[i
     if "addition_time_embed_dim" in config:  # SDXL's U-Net embeds them with the sizes
         sizes = SIZE_NUMBERS * config["addition_time_embed_dim"]
         pooled = config["projection_class_embeddings_input_dim"] - sizes
-    width = config.get("joint_attention_dim") or config["cross_attention_dim"]
+    width = config[FAMILIES[architecture.family].text_width]
     embeds = {"prompt_embeds": (text_tokens(architecture, shape), width)}
     return {**embeds, "pooled_prompt_embeds": (pooled,)} if pooled else {**embeds}
 
