@@ -26,22 +26,31 @@ def add_other(project: Project, **changes: str) -> Project:
 
 @pytest.mark.slow
 def test_the_other_run_takes_the_cache_as_it_is(built):
-    """The run of the dataset's name was made: the other one has its own work alone."""
+    """The run of the dataset's name was made: with it the other one has its own work alone. By
+    itself it builds a base for the dataset, which is equal, so that nothing is encoded."""
     add_other(built)
-    assert built.planned("train", *OTHER) == without_zeros(EVERYTHING | SHARED)
     assert built.planned("train", *BOTH) == without_zeros(EVERYTHING | SHARED)
+    own = SHARED | {"build_shared_base": 1, "cache_latents": 1}
+    assert built.planned("train", *OTHER) == without_zeros(EVERYTHING | own)
+    encoded = [*built.folder.glob("results/data/tiny/cache/*/*.safetensors")]
+    shards = [path.stat().st_mtime_ns for path in encoded]
+    assert shards
+    built.build("cache", *OTHER)
+    assert [path.stat().st_mtime_ns for path in encoded] == shards
+    for words in ((), OTHER, BOTH):
+        assert built.planned("cache", *words) == NOTHING
 
 
 @pytest.mark.slow
 def test_the_run_of_the_datasets_name_takes_the_cache_as_it_is(project):
-    """The other way round: its base is there as well, for the other run has made it."""
+    """The other way round: it has its own base to build, and nothing to encode."""
     add_other(project)
-    built = {"prepare_dataset": 1, "build_base": 1, "build_base_of_data": 1, "cache_latents": 1}
+    built = {"prepare_dataset": 1, "build_base": 1, "build_shared_base": 1, "cache_latents": 1}
     assert project.planned("cache", *OTHER) == built
     project.build("cache", *OTHER)
-    assert project.planned("cache") == NOTHING
     assert project.planned("cache", *OTHER) == NOTHING
-    assert project.planned("cache", *BOTH) == NOTHING
+    assert project.planned("cache") == {"build_base": 1}
+    assert project.planned("cache", *BOTH) == {"build_base": 1}
     project.edit("config/config.yaml", "seed: 1", "seed: 2")
     assert project.planned("base") == {"build_base": 1}
 

@@ -12,9 +12,9 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from zerotrain.artifact.layout import CONFIGS, files_of, runs_here
+from zerotrain.artifact.layout import CONFIGS, runs_here
 from zerotrain.config import MAIN_CONFIG
-from zerotrain.config.read import load_config, parse_config, read_config
+from zerotrain.config.read import load_config, parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import BuildSettings, CacheSettings
 from zerotrain.config.suggestions import after_question
@@ -165,22 +165,6 @@ def find_config(run: str) -> Path:
             filter(None, runs.values()),
             f"runs here: {here}; a file of another folder is named as FILE.yaml",
         ),
-    )
-
-
-def has_owner(run: RunConfig) -> bool:
-    """Return whether a run of config/ has the dataset's name, and the same dataset as `run`.
-
-    Its base is then the one whose encoders fill their caches, whichever of the two is made first.
-    """
-    name = run.data_name
-    files = files_of(name)
-    try:
-        found = [read_config(file) for file in files]
-    except PipelineError:
-        return False
-    return [name] == [one.data_name for one in found] and (
-        shared_values(found[0]) == shared_values(run)
     )
 
 

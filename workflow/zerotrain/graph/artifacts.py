@@ -66,8 +66,6 @@ class Planned:
             return "encode_shard"
         if self.stage == "build_base" and place[0] == DATA:
             return "build_shared_base"
-        if self.stage == "build_base" and place[0] != self.run.run:
-            return "build_base_of_data"
         return self.stage
 
     @property

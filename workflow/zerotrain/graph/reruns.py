@@ -15,7 +15,7 @@ from zerotrain.graph.currency import Currency, refresh
 from zerotrain.graph.runs import Runs
 
 CACHE = (
-    *("prepare_dataset", "build_base", "build_shared_base", "build_base_of_data"),
+    *("prepare_dataset", "build_base", "build_shared_base"),
     "cache_latents",
 )
 TRAINED = (*CACHE, "render_launch", "train_phase", "export_weights")

@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -14,7 +14,7 @@ from zerotrain.config import MAIN_CONFIG
 from zerotrain.config.models import Phase
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.runs import has_owner, read_runs
+from zerotrain.config.runs import read_runs
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.graph.checks import read_checked_runs
 from zerotrain.importers import enable_launch_files
@@ -141,28 +141,17 @@ class Runs:
         """Return the phase of a job."""
         return self.of(wildcards).phase(wildcards.phase)
 
-    @cached_property
-    def owned(self) -> list[str]:
-        """List the datasets named after an unplanned run in config/ that makes the same dataset."""
-        # Only for a single run: rules of several runs cannot distinguish such a base from one of
-        # theirs.
-        if self.are_several:
-            return []
-        others = [run for run in self.by_name.values() if run.data_name != run.run]
-        return [run.data_name for run in others if checked(has_owner)(run)]
-
     def base_of_data(self, name: str) -> str:
         """Return the base whose encoders fill the caches of a dataset.
 
-        It is the dataset's own base if that exists; else the base of the run with the dataset's
-        name, which need not be planned; else the dataset's own, which is then built. So its path
-        does not depend on which run of the dataset is planned first.
+        It is the dataset's own base if that exists; else the base of the planned run with the
+        dataset's name; else the dataset's own, which is then built.
         """
         own, shared = f"results/{name}/base", f"results/data/{name}/base"
         if os.path.isdir(shared):
             return f"{shared}/manifest.json"
         planned = name in self.by_name and self.by_name[name].data_name == name
-        return f"{own if planned or name in self.owned else shared}/manifest.json"
+        return f"{own if planned else shared}/manifest.json"
 
 
 def hasten_plan() -> None:

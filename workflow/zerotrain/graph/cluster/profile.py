@@ -33,7 +33,7 @@ LONGEST_STAGE = 2 * 480
 TRAINING = "train_phase"
 GPU_RULES = ("encode_shard", "cache_latents", "evaluate")
 NO_GPU_RULES = (
-    *("prepare_dataset", "build_base", "build_shared_base", "build_base_of_data"),
+    *("prepare_dataset", "build_base", "build_shared_base"),
     *("import_checkpoint", "export_weights"),
 )
 EVALUATED = {*dir(builtins), *kwlist, "input", "attempt", "threads", "wildcards"}
