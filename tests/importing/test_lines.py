@@ -39,13 +39,13 @@ OPTIONS = ImportOptions(presets=PRESETS)
 
 def file(name: str, found: Any) -> ImportedConfig:
     """A file with this content."""
-    Path(name).write_text(json.dumps(found))  # JSON is YAML
+    Path(name).write_text(json.dumps(found), encoding="utf-8")  # JSON is YAML
     return import_file(Path(name), OPTIONS)
 
 
 def settings(given: dict[str, Any]) -> ImportedConfig:
     """SimpleTuner's config.json for a LoRA of Flux, next to its file of datasets."""
-    Path("sets.json").write_text(json.dumps([DATASET, EMBEDS]))
+    Path("sets.json").write_text(json.dumps([DATASET, EMBEDS]), encoding="utf-8")
     return file("config.json", {**SETTINGS, **given})
 
 
@@ -75,7 +75,7 @@ def command(text: str) -> ImportedConfig:
 def launched(given: Any) -> ImportedConfig:
     """A command with accelerate's YAML, and what stands after it."""
     own = {"distributed_type": "NO", "num_processes": 1, "mixed_precision": "bf16", **given[0]}
-    Path("own.yaml").write_text(json.dumps(own))
+    Path("own.yaml").write_text(json.dumps(own), encoding="utf-8")
     return command(f"accelerate launch --config_file own.yaml {given[1]}")
 
 
@@ -86,7 +86,7 @@ def kohya(edit: list[str]) -> ImportedConfig:
     write_pictures(Path("train/10_sks dog"), ["a dog, grass"], count=2)
     write_pictures(Path("reg/1_dog"), ["x"], count=1)
     Path("reg/1_dog/0.txt").unlink()
-    Path("dataset.toml").write_text(TOML.replace(*edit))
+    Path("dataset.toml").write_text(TOML.replace(*edit), encoding="utf-8")
     return import_file(Path("dataset.toml"))
 
 

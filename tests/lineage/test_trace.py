@@ -369,7 +369,7 @@ def test_a_checkpoint_that_says_what_it_trained_names_no_launch(chain: Path) -> 
     assert found["whole"], found["findings"]
     (checkpoint,) = [entry for entry in found["artifacts"] if entry["path"] == folder]
     how = {parent["name"]: parent["how"] for parent in checkpoint["parents"]}
-    assert how == {"launch": "beside", **dict.fromkeys(("base", "cache", "start"), "said")}
+    assert how == {"launch": "place", **dict.fromkeys(("base", "cache", "start"), "stated")}
     shutil.rmtree(f"{RUN}/offload/launch")
     assert document()["whole"]
     del parents["start"]
@@ -526,7 +526,7 @@ def test_exported_files_and_rolling_checkpoints_are_traced(chain: Path) -> None:
     found = document(f"{rolling}/step-7")
     assert found["whole"]
     assert {parent["name"]: parent["how"] for parent in found["artifacts"][0]["parents"]} == {
-        "launch": "beside", "base": "beside", "cache": "beside", "start": "beside",
+        "launch": "place", "base": "place", "cache": "place", "start": "place",
     }  # fmt: skip
 
 

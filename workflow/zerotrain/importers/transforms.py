@@ -31,7 +31,7 @@ def to_object(name: str, value: Any) -> dict[str, Any]:
     """Return the keys and values of a JSON text.
 
     Raises:
-        PipelineError: it is none.
+        PipelineError: it is not JSON, or not an object.
     """
     try:
         found = parse_json(value, name)

@@ -12,7 +12,7 @@ from zerotrain.artifact.documents import read_object, read_yaml
 from zerotrain.errors import PipelineError
 from zerotrain.state.ran_on import RanOn
 
-How = Literal["said", "moved", "copy", "beside"]
+How = Literal["stated", "moved", "copy", "place"]
 Problem = Literal["missing", "different", "unknown"]
 SHORT = 12
 """Digits of a digest that are shown."""
@@ -64,7 +64,7 @@ class Link:
     identity: str | None
     """The identity that the child records; None if it records none."""
     node: Node
-    how: How = "said"
+    how: How = "stated"
     """How it was found: at the recorded path; moved with the child; as a copy; or by its place in
     the run's layout, next to a folder that is missing or names no parents."""
 

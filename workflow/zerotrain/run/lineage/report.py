@@ -19,7 +19,7 @@ DIGESTS = ("commit",)
 RAN_ON = ("ran_on", "history")
 MADE_FROM = ("checkpoint", "state", "weights")
 """Parents that come from the same training as the folder itself."""
-SOFT = {"moved": "moved", "copy": "a copy", "beside": "by its place"}
+SOFT = {"moved": "moved", "copy": "a copy", "place": "by its place"}
 """How the text marks parents that are not at the recorded path."""
 
 
@@ -84,7 +84,7 @@ def flowchart(walk: Walk) -> str:
         lines.append(f'  {name[id(node)]}["{_label(node)}"]{mark}')
     for node in walk.nodes:
         for link in node.links:
-            arrow = "-->" if link.how == "said" else "-.->"
+            arrow = "-->" if link.how == "stated" else "-.->"
             lines.append(f"  {name[id(link.node)]} {arrow}|{link.name}| {name[id(node)]}")
     return "\n".join([*lines, f"  {BROKEN}"]) + "\n"
 
@@ -163,7 +163,7 @@ def _line(node: Node, role: str) -> str:
         words.append(f"[{kind}{str(node.identity)[:SHORT]}]")
         if number := len(node.artifact.files):
             words.append(f"{number} file{'s' * (number > 1)}, {size(node.bytes)}")
-    elif node.kind not in ("source", "elsewhere"):
+    elif node.kind not in ("source", "external"):
         words.append(f"[{node.kind}: gone]")
     if facts := described(_own_facts(node)):
         words.append(facts)

@@ -82,7 +82,7 @@ class Walker:
         try:
             found = load(folder)
         except UnreadableError:
-            node.links = self._beside(folder, kind)
+            node.links = self._by_place(folder, kind)
             return node
         node.artifact, node.kind = found, found.kind
         if found.kind not in WANTED:
@@ -128,7 +128,7 @@ class Walker:
         trouble = self._trouble(folder, identity)
         if trouble is None:
             return Link(name, identity, self._visit(folder, kind))
-        how: How = "said"
+        how: How = "stated"
         if moved := self._moved(child.folder, recorded):
             folder, how = moved, "moved"
         elif copies := self._index.find_by_identity(identity):
@@ -142,7 +142,7 @@ class Walker:
             sayer = f"{self._index.display(child.folder)}/{MANIFEST}"
             expected = f"{kind} {identity[:SHORT]}, as {sayer} says"
             node.findings.append(Finding(problem, path, expected, found))
-        if how != "said":
+        if how != "stated":
             note = f"{path}: {found}; the same {kind} is at {node.path}"
             node.notes += [note] if note not in node.notes else []
         return Link(name, identity, node, how)
@@ -194,7 +194,7 @@ class Walker:
                     return folder
         return None
 
-    def _beside(self, folder: Path, kind: str) -> list[Link]:
+    def _by_place(self, folder: Path, kind: str) -> list[Link]:
         """Find the parents of a folder that records none, by the layout of a run."""
         phase = folder.parent.parent if folder.parent.name == "progress" else folder.parent
         places = {
@@ -204,7 +204,7 @@ class Walker:
             "cache": {"dataset": folder.parent.parent},
         }.get(kind, {})
         found = {name: place for name, place in places.items() if has_manifest(place)}
-        links = [Link(name, None, self._visit(at, name), "beside") for name, at in found.items()]
+        links = [Link(name, None, self._visit(at, name), "place") for name, at in found.items()]
         if kind != "checkpoint":
             return links
         trained_on = _trained_on(folder, phase / "progress")
@@ -212,7 +212,7 @@ class Walker:
             identity = trained_on.get(name)
             same_as = self._index.find_by_identity(identity) if isinstance(identity, str) else ()
             for same in same_as[:1]:
-                links.append(Link(name, identity, self._visit(same.folder, same.kind), "beside"))
+                links.append(Link(name, identity, self._visit(same.folder, same.kind), "place"))
         return links
 
     def _undeclared_parents(self, child: Artifact) -> list[Link]:
@@ -224,7 +224,7 @@ class Walker:
                 continue
             place = self._index.resolve(Path(recorded["path"]).expanduser())
             shown = self._index.display(place)
-            node = self._nodes.setdefault(place.resolve(), Node(shown, "elsewhere"))
+            node = self._nodes.setdefault(place.resolve(), Node(shown, "external"))
             node.facts = {"of": "another program, known by names and sizes alone"}
             expected = f"names and sizes {recorded['files'][:SHORT]}"
             if not os.path.exists(place):
@@ -256,7 +256,7 @@ class Walker:
         groups = [group for group in WANTED.get(found.kind, ()) if not named & {*group}]
         by_place: dict[str, Link] = {}
         if groups or (found.kind == "checkpoint" and "start" not in named):
-            by_place = {link.name: link for link in self._beside(found.folder, found.kind)}
+            by_place = {link.name: link for link in self._by_place(found.folder, found.kind)}
         node.links += [by_place[name] for group in groups for name in group if name in by_place]
         trains = found.content.get(TRAINS)
         if isinstance(trains, dict) and trains.get("start") and "start" not in named:

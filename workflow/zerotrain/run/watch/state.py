@@ -20,7 +20,7 @@ from zerotrain.run.view import RunView
 from zerotrain.training.reporting import heartbeat
 
 STILL_SECONDS = 30.0
-"""Time without a move from which it is said who does not move."""
+"""Time without a move after which a process is named that does not move."""
 ANSWERS = "answers.jsonl"
 
 
