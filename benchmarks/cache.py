@@ -49,8 +49,7 @@ from zerotrain.cache.layout import LATENTS
 from zerotrain.cache.writer import StoredShards, write_series
 from zerotrain.config.read import parse_config
 from zerotrain.config.stage_settings import CacheSettings
-from zerotrain.data.buckets import choose_views
-from zerotrain.data.crop import centre_crop, crop_and_resize, to_pixels
+from zerotrain.data.buckets import centre_crop, choose_views, crop_and_resize, to_pixels
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.decode import decode
 from zerotrain.machine.device import device_type

@@ -183,7 +183,7 @@ def encode_batch(folder: Path, rounds: int) -> tuple[str, Seconds]:
     """Measure encoding on the CPU by cache.batch_size."""
     import cache
 
-    from zerotrain.cache.batching import batch_size
+    from zerotrain.cache.encoding import batch_size
 
     default = str(batch_size((256, 256)))
     changes: dict[str, dict[str, Any]] = {

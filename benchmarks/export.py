@@ -115,7 +115,7 @@ def ours(checkpoint: Path, out: Path, dtype: str) -> Callable[[], float]:
         same_bits,
         write_tensor_file,
     )
-    from zerotrain.export.checks import CheckedSource
+    from zerotrain.export.export import CheckedSource
     from zerotrain.state.external import open_external  # noqa: F401
     from zerotrain.state.open import open_checkpoint
     from zerotrain.state.position import MASTER

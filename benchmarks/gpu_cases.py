@@ -310,8 +310,8 @@ def measure_encoding(folder: Path, nano: bool, batch_size: int | None = None) ->
     from zerotrain.cache.encoding import Encoding
     from zerotrain.config.read import parse_config
     from zerotrain.config.stage_settings import CacheSettings
+    from zerotrain.data.buckets import choose_source_views
     from zerotrain.data.dataset import read_dataset
-    from zerotrain.data.source_views import choose_source_views
     from zerotrain.launch.planner.architecture import find_architecture
     from zerotrain.machine.device import process_device
     from zerotrain.models.families import load_family

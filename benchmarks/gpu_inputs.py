@@ -157,7 +157,7 @@ def write_token_cache(folder: Path, case: Training, config: dict[str, Any], nano
     import torch
 
     from zerotrain import artifact
-    from zerotrain.cache.token_layout import TOKENS, Row, TokenIndex, write_token_index
+    from zerotrain.cache.layout import TOKENS, Row, TokenIndex, write_token_index
     from zerotrain.cache.writer import StoredShards, place, write_series
 
     torch.manual_seed(SEED)

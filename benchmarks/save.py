@@ -69,13 +69,13 @@ def measure(case: str, arguments: argparse.Namespace, folder: Path) -> dict[str,
     """Train in this process; the figures of one preset."""
     import torch
 
+    from zerotrain.state.position import StepCounter
     from zerotrain.state.state import SHARD_BYTES
     from zerotrain.training import ranks
     from zerotrain.training.checkpointing.progress_folder import saved_steps
     from zerotrain.training.checkpointing.saving import Saving
     from zerotrain.training.reporting.log import NoLog
     from zerotrain.training.setup import build_engine
-    from zerotrain.training.step_counter import StepCounter
 
     torch.manual_seed(0)
     width, layers = arguments.width, arguments.layers

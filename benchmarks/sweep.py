@@ -36,7 +36,7 @@ from zerotrain.launch.planner.forecast import machine_memory
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.stages.render_launch import render_launch
 from zerotrain.training.checkpointing import conditions
-from zerotrain.training.checkpointing.inputs import read_inputs
+from zerotrain.training.checkpointing.preflight import read_inputs
 
 RUNS = 200
 REPEATS = 5

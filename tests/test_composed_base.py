@@ -20,7 +20,7 @@ from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.models.base import choose_files
-from zerotrain.models.composed_base import Selection, listing, local_folders, read_selections
+from zerotrain.models.base_places import Selection, listing, local_folders, read_selections
 from zerotrain.models.families import flux_nano, load_family, qwen_image_nano
 from zerotrain.models.hub import ModelLocation
 from zerotrain.stages.build_base import BuildSettings, build_base

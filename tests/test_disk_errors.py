@@ -38,6 +38,7 @@ from zerotrain import artifact, cli
 from zerotrain.artifact import create, replacing, write_json, write_whole
 from zerotrain.config.read import read_config
 from zerotrain.config.stage_settings import SETTINGS
+from zerotrain.data.sheets import draw_grid
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.export.command import check_replaceable
 from zerotrain.export.options import PublishOptions
@@ -52,7 +53,6 @@ from zerotrain.stages.export_weights import ExportSettings, export_weights
 from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
 from zerotrain.state.position import ADAM_SLOTS, MASTER
 from zerotrain.training.checkpointing.conditions import manifest_content
-from zerotrain.training.reporting.grid import draw_grid
 
 run = test_evaluate.run
 Words = Callable[[Path, Path], list[object]]

@@ -131,7 +131,7 @@ def test_lines_are_objects_and_named_by_their_number(
     lines = read_json_lines(path)
     assert next(lines) == {"a": 1}
     assert refused(next, lines).what == f"{path}: line 3: holds a list, not keys with values"
-    monkeypatch.setattr(documents.files, "MOST_LINE_BYTES", 5)
+    monkeypatch.setattr(documents.limits, "MOST_LINE_BYTES", 5)
     assert refused(next, read_json_lines(path)).what == f"{path}: has a line of over 5 bytes"
 
 

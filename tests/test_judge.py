@@ -8,7 +8,7 @@ from PIL import Image
 
 from zerotrain.config.data import DataConfig
 from zerotrain.data.open import open_source
-from zerotrain.evaluation.judge import Judge, pixel_vectors
+from zerotrain.evaluation.images import Judge, pixel_vectors
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from zerotrain.graph.checks import read_checked_runs
 from zerotrain.graph.new_run import new as write
 from zerotrain.graph.new_text import OF_OTHERS
 from zerotrain.graph.options import NewOptions
-from zerotrain.models.single_file_base import PARTS
+from zerotrain.models.base_places import PARTS
 
 HUB_ID = "stabilityai/stable-diffusion-xl-base-1.0"
 

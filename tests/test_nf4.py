@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from zerotrain.models.nf4 import LEVELS, dequantize, make_tables, quantize
+from zerotrain.models.quantization import LEVELS, dequantize_nf4, make_tables, quantize_nf4
 
 
 def rounded(value: float) -> float:
@@ -35,11 +35,11 @@ def test_each_weight_has_the_nearest_level_of_its_block(count: int) -> None:
     torch.manual_seed(count)
     weight = torch.randn(count) * torch.rand(count)
     weight[:64] *= float(count != 5 * 64)
-    packed = quantize(weight)
+    packed = quantize_nf4(weight)
     codes, _ = reference(weight.tolist())
     found = torch.stack([packed.codes >> 4, packed.codes & 15], dim=1).view(-1).tolist()
     assert found[:count] == codes
-    values = dequantize(packed, make_tables(weight.device), weight.shape, torch.float32)
+    values = dequantize_nf4(packed, make_tables(weight.device), weight.shape, torch.float32)
     levels = make_tables(weight.device).scale_levels
     outer, offset = packed.outer[:-1], packed.outer[-1]
     for place in range(count):
@@ -52,7 +52,7 @@ def test_scales_are_quantized_around_their_mean() -> None:
     """To the nearest of 256 levels, an error of half their largest distance at most."""
     torch.manual_seed(3)
     weight = torch.randn(300, 64) * torch.rand(300, 1)
-    packed = quantize(weight)
+    packed = quantize_nf4(weight)
     largest = weight.abs().amax(dim=1)
     assert packed.outer[-1] == largest.mean()
     rest = largest - largest.mean()
@@ -68,7 +68,7 @@ def test_scales_are_quantized_around_their_mean() -> None:
 
 def test_a_weight_takes_four_bits_and_an_eighth() -> None:
     """4 for the code, 8 of a scale for 64 weights, 32 of an outer scale for 16,384."""
-    packed = quantize(torch.randn(512, 1024))
+    packed = quantize_nf4(torch.randn(512, 1024))
     bits = 8 * sum(one.nbytes for one in packed) / (512 * 1024)
     assert math.isclose(bits, 4 + 8 / 64 + 32 / (64 * 256), abs_tol=1e-4)
 
@@ -82,7 +82,7 @@ def test_codes_are_those_of_bitsandbytes(dtype: torch.dtype) -> None:
     codes, state = library.functional.quantize_4bit(
         weight, blocksize=64, compress_statistics=True, quant_type="nf4"
     )
-    packed = quantize(weight)
+    packed = quantize_nf4(weight)
     assert torch.equal(codes.view(-1), packed.codes)
     assert torch.equal(state.state2.absmax, packed.outer[:-1])
     assert state.offset == packed.outer[-1]

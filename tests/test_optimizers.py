@@ -13,7 +13,7 @@ from tests.pages.tables import optimizers_tables, replace_generated
 
 from zerotrain.config import optimizers
 from zerotrain.config.optimizer_arguments import read_optimizer_args
-from zerotrain.training.optim.lion import Lion
+from zerotrain.training.optim.optimizer import Lion
 from zerotrain.training.optim.prodigy import Prodigy
 
 ROOT = Path(__file__).parents[1]

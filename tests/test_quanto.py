@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zerotrain.models.quanto import (
+from zerotrain.models.quantization import (
     dequantize_groups,
     dequantize_rows,
     quantize_groups,

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from tests.builders.watched_runs import WatchedRun
 
-from zerotrain.artifact.in_use import WriterLock, hold
+from zerotrain.artifact.leftovers import WriterLock, hold
 from zerotrain.errors import PipelineError
 from zerotrain.graph.remove.command import remove
 from zerotrain.machine import file_lock

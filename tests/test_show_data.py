@@ -15,8 +15,8 @@ from tests.families.texts import build
 
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.data.contact_sheet import GAP, MOST, SIDE, cell_size
 from zerotrain.data.figures import COUNTS
+from zerotrain.data.sheets import GAP, MOST, SIDE, cell_size
 from zerotrain.models import families
 from zerotrain.models.families.prompt_tokens import token_limits
 from zerotrain.run import show_data as module

@@ -16,7 +16,7 @@ from tests.formats.conftest import base, whole  # noqa: F401
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.export.formats.conversion import convert
+from zerotrain.export.command import convert
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.stages.build_base import BuildSettings
 from zerotrain.stages.build_base import build_base as build_stage

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from zerotrain import artifact, cli
 from zerotrain.errors import PipelineError
 from zerotrain.state.checkpoint import Fragment, write_position, write_rank
-from zerotrain.state.diff import distance
 from zerotrain.state.position import MASTER, TrainerState
+from zerotrain.state.show import distance
 from zerotrain.state.state import KIND, write_state
 
 POSITION = make_position(

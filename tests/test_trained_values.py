@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zerotrain import artifact
-from zerotrain.export.trained_values import trained_values
+from zerotrain.export.provenance import trained_values
 from zerotrain.training.checkpointing.conditions import manifest_content
 
 LORA = {"rank": 4, "alpha": 4.0}

@@ -49,16 +49,12 @@ def _settings(folder: Path, name: str | None) -> str:
     return "\n".join(open_external(folder / "peft").lost)
 
 
-ORDER = ["0.weight", "0.bias", "1.weight", "1.bias"]
-
-
 def _checkpoint(form: str, change: Callable[[Path, str], None]) -> Tell:
     def tell(folder: Path, name: str | None) -> str:
         write_checkpoints(folder)
         if name is not None:
             change(folder / form, name)
-        names = None if form == "universal" else ORDER
-        return "\n".join(open_external(folder / form, parameter_names=names).lost)
+        return "\n".join(open_external(folder / form).lost)
 
     return tell
 

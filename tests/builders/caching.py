@@ -15,7 +15,7 @@ from PIL import Image
 from tests.builders.images import make_image_config
 
 from zerotrain import artifact
-from zerotrain.cache import batching
+from zerotrain.cache import encoding
 from zerotrain.cache.reader import Cache, read_cache
 from zerotrain.cache.writer import ORPHANS
 from zerotrain.config.families import FAMILIES
@@ -147,7 +147,7 @@ def stop_encoding(family: FakeFamily, after: int, patch: pytest.MonkeyPatch) -> 
             raise StopError
         return FakeFamily.encode_images(family, pixels)
 
-    patch.setattr(batching, "PIXELS_AT_A_TIME", SIDE * SIDE)
+    patch.setattr(encoding, "PIXELS_AT_A_TIME", SIDE * SIDE)
     patch.setattr(family, "encode_images", stopping)
 
 

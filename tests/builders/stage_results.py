@@ -25,8 +25,8 @@ from tests.training.conftest import write_base
 from zerotrain import artifact
 from zerotrain.artifact import digest
 from zerotrain.artifact.tensor_file import open_tensors
-from zerotrain.cache.prompts import Prompts
 from zerotrain.cache.reader import Cache, TokenCache, read_cache
+from zerotrain.cache.record import Prompts
 from zerotrain.config.data import DataConfig
 from zerotrain.config.read import parse_config
 from zerotrain.config.stage_settings import (
@@ -39,6 +39,7 @@ from zerotrain.config.stage_settings import (
 from zerotrain.data.conversation import TEXTS as CONVERSATIONS
 from zerotrain.data.dataset import IMAGES as PICTURES
 from zerotrain.data.dataset_folder import read_bad, read_samples
+from zerotrain.data.sheets import draw_grid
 from zerotrain.evaluation.results import spread
 from zerotrain.models.families.sdxl import FAMILY as SDXL
 from zerotrain.stages.evaluate import evaluate
@@ -50,7 +51,6 @@ from zerotrain.stages.report import report
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import TrainerState
 from zerotrain.state.state import State, write_state
-from zerotrain.training.reporting.grid import draw_grid
 
 Tensors = Mapping[str, torch.Tensor]
 GOLDEN = ROOT / "tests/golden/launch"

@@ -11,10 +11,10 @@ from tests.builders.caching import Run, StopError, contents, stop_encoding
 from tests.builders.talks import cached
 
 from zerotrain.artifact import verdicts
-from zerotrain.artifact.in_use import WriterLock
+from zerotrain.artifact.leftovers import WriterLock
 from zerotrain.cache.layout import read_index, shard_number
-from zerotrain.cache.orphans import orphan_shards
 from zerotrain.cache.reader import read_cache
+from zerotrain.cache.reuse import orphan_shards
 from zerotrain.errors import PipelineError
 from zerotrain.run.caches import find_caches, prune, show, verify
 

@@ -15,7 +15,7 @@ from PIL import Image
 from tests.builders.caching import SIDE, Run, contents, load_fake_family
 
 from zerotrain.artifact import MANIFEST
-from zerotrain.cache.orphans import orphan_shards
+from zerotrain.cache.reuse import orphan_shards
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 

@@ -18,11 +18,10 @@ from tests.builders.caching import FakeFamily
 from tests.builders.images import make_image_config
 
 from zerotrain import artifact
-from zerotrain.cache.prompts import Prompts
 from zerotrain.cache.reader import Cache, read_cache, stacked
+from zerotrain.cache.record import Prompts
 from zerotrain.config.training import TrainConfig
-from zerotrain.data.buckets import View, choose_views, other_views
-from zerotrain.data.crop import crop_and_resize, to_pixels
+from zerotrain.data.buckets import View, choose_views, crop_and_resize, other_views, to_pixels
 from zerotrain.data.dataset import read_dataset
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.conditioning import Conditioning

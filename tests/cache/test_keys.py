@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from zerotrain.cache.keys import Encoder, conditioning_key, latents_key, text_key, tokens_key
+from zerotrain.cache.sample_keys import Encoder, conditioning_key, latents_key, text_key, tokens_key
 from zerotrain.data.buckets import View, square_view
 
 ENCODER = Encoder("sdxl", {"vae": "1"}, "fp32", "cpu", "fp32")

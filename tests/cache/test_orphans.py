@@ -13,7 +13,7 @@ from zerotrain import artifact
 from zerotrain.artifact import publication
 from zerotrain.artifact.whole_file import exchange
 from zerotrain.cache import record
-from zerotrain.cache.orphans import orphan_shards
+from zerotrain.cache.reuse import orphan_shards
 from zerotrain.machine.software import software
 
 DONE = "encoded {} of {} latents, {} of {} captions; the rest was in the cache"

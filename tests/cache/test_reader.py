@@ -14,19 +14,18 @@ from tests.builders.caching import contents
 
 from zerotrain import artifact
 from zerotrain.artifact.documents import DocumentError
-from zerotrain.cache.drawn_digest import drawn_digest
 from zerotrain.cache.layout import (
     Entry,
     Index,
     Series,
     Shard,
+    drawn_digest,
     listed_shards,
     read_index,
     write_index,
 )
-from zerotrain.cache.mapped_shard import MappedShard
-from zerotrain.cache.reader import stacked
-from zerotrain.cache.unchanged import carry_index, same_index
+from zerotrain.cache.reader import MappedShard, stacked
+from zerotrain.cache.record import carry_index, same_index
 
 CPU = torch.device("cpu")
 

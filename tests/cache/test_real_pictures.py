@@ -13,8 +13,7 @@ from tests.builders.images import make_image_config, prepare_inputs
 from tests.builders.real_pictures import EMOJI, FILES, write_real_pictures
 
 from zerotrain.cache.reader import Cache, read_cache
-from zerotrain.data.buckets import choose_views
-from zerotrain.data.crop import to_pixels
+from zerotrain.data.buckets import choose_views, to_pixels
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.open import open_source
 from zerotrain.models.families.sdxl import FAMILY as SDXL

@@ -12,9 +12,9 @@ from PIL import Image
 from tests.builders.caching import Run
 from tests.builders.refusals import refused
 
-from zerotrain.cache import mask_scaling
-from zerotrain.cache.orphans import orphan_shards
+from zerotrain.cache import sample_keys
 from zerotrain.cache.reader import read_cache, stacked
+from zerotrain.cache.reuse import orphan_shards
 from zerotrain.data.dataset import read_dataset
 from zerotrain.errors import PipelineError
 from zerotrain.stages import cache_latents
@@ -113,8 +113,8 @@ def test_a_raised_version_compares_masks_too(run, family, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert re.search(r"version 1 -> version 2\): \d+ loss masks are kept", said)
     number = 3
-    read = mask_scaling.read_mask
-    monkeypatch.setattr(mask_scaling, "read_mask", lambda *args: 1 - read(*args))
+    read = sample_keys.read_mask
+    monkeypatch.setattr(sample_keys, "read_mask", lambda *args: 1 - read(*args))
     run.cache(data=data)
     said = capsys.readouterr().out
     assert "loss masks are encoded again; those of" in said

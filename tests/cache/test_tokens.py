@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
 
 from zerotrain import artifact
 from zerotrain.artifact import file_sha256
+from zerotrain.cache.layout import pack
 from zerotrain.cache.reader import read_cache, stacked
-from zerotrain.cache.token_layout import pack
 from zerotrain.data import dataset_folder
 from zerotrain.data.conversation import TEXTS, Message, conversation
 from zerotrain.errors import PipelineError

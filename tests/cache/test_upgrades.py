@@ -13,8 +13,8 @@ from tests.builders.caching import FakeFamily, StopError, contents, stop_encodin
 from tests.builders.talks import cached
 
 from zerotrain import artifact
-from zerotrain.cache import batching, record, reuse, sample_keys
-from zerotrain.cache.precision import full_precision
+from zerotrain.cache import encoding, record, reuse, sample_keys
+from zerotrain.cache.encoding import full_precision
 from zerotrain.cache.record import ENCODING, read_record
 from zerotrain.cache.reuse import first_deviation, spread
 from zerotrain.cache.tokenising import Tokenising
@@ -48,7 +48,7 @@ def test_an_upgrade_that_changes_no_number_changes_no_byte(run, family, upgrade,
     upgrade()
     (run.folder / "cache/manifest.json").unlink()  # as Snakemake did before it reran a rule
     assert contents(run.cache()) == before
-    assert family.image_batches == [batching.MOST_IMAGES_AT_A_TIME]
+    assert family.image_batches == [encoding.MOST_IMAGES_AT_A_TIME]
     assert len(family.prompt_batches) == 1
     said = lines(capsys)
     assert said[0].startswith("software changed (versions.diffusers ")
@@ -114,7 +114,7 @@ def test_a_kill_while_encoding_again_keeps_what_is_new_and_nothing_that_is_old(
     run, family, upgrade, monkeypatch, capsys
 ):
     """The old shards are compared again, and not mixed with the new ones."""
-    monkeypatch.setattr(batching, "PIXELS_AT_A_TIME", 256)
+    monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", 256)
     run.cache()
     family.scale = 1.5
     upgrade()
@@ -134,7 +134,7 @@ def test_what_waits_of_a_killed_run_is_compared_too(
     run, family, upgrade, monkeypatch, capsys, scale, most
 ):
     """A killed encoding, an upgrade: its shards are kept where their numbers are those of now."""
-    monkeypatch.setattr(batching, "PIXELS_AT_A_TIME", 256)
+    monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", 256)
     with monkeypatch.context() as patch:
         stop_encoding(family, 12, patch)
         with pytest.raises(StopError):

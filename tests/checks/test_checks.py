@@ -18,7 +18,7 @@ from zerotrain.config.families import FAMILIES
 from zerotrain.errors import PipelineError
 from zerotrain.graph.checks import base, read_checked_runs
 from zerotrain.launch.planner.architecture import read_shipped
-from zerotrain.models.single_file_base import PARTS
+from zerotrain.models.base_places import PARTS
 
 FILE = """\
 run: flowers

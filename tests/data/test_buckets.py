@@ -11,12 +11,13 @@ from zerotrain.config.data import BucketConfig
 from zerotrain.data.buckets import (
     View,
     bucket_sizes,
+    centre_crop,
     choose_bucket,
     choose_views,
+    crop_and_resize,
     merge_small,
     square_view,
 )
-from zerotrain.data.crop import centre_crop, crop_and_resize
 from zerotrain.data.dataset import Sample
 
 

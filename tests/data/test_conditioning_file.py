@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from zerotrain.data.conditioning_file import check_opaque, read_conditioning_images
+from zerotrain.data.conditioning import check_opaque, read_conditioning_images
 from zerotrain.data.source import BadImageError
 from zerotrain.errors import PipelineError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zerotrain.data.contact_sheet import GAP, MOST, SIDE, Picture, cell_size, draw_sheet, reduce
+from zerotrain.data.sheets import GAP, MOST, SIDE, Picture, cell_size, draw_sheet, reduce
 
 
 def picture(colour: str, size: tuple[int, int], file: str = "a.png", caption: str = "") -> Picture:

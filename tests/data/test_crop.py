@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zerotrain.data.crop import centre_crop, crop_and_resize, limit_pixels, to_pixels
+from zerotrain.data.buckets import centre_crop, crop_and_resize, limit_pixels, to_pixels
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import pytest
 from PIL import Image, ImageFile
 
 from zerotrain.data import decode as module
-from zerotrain.data import image_memory
 from zerotrain.data.decode import decode
 from zerotrain.data.source import BadImageError
 
@@ -283,10 +282,10 @@ CLEAR = Image.new("RGBA", SMALL)
 def test_each_kind_of_image_has_its_bytes_for_a_pixel(image, form, options, each, monkeypatch):
     """With a byte less than it needs, it is refused by its header."""
     data = encoded(image, form, **options)
-    monkeypatch.setattr(image_memory, "MOST_EXPANSION", 0)
-    monkeypatch.setattr(image_memory, "MOST_BYTES", each * 1000 * 750)
+    monkeypatch.setattr(module, "MOST_EXPANSION", 0)
+    monkeypatch.setattr(module, "MOST_BYTES", each * 1000 * 750)
     assert decode(data).size == SMALL
-    monkeypatch.setattr(image_memory, "MOST_BYTES", each * 1000 * 750 - 1)
+    monkeypatch.setattr(module, "MOST_BYTES", each * 1000 * 750 - 1)
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda image: pytest.fail("decoded"))
     with pytest.raises(BadImageError, match="1000 x 750 pixels"):
         decode(data)
@@ -297,17 +296,17 @@ def test_a_turned_image_counts_twice(monkeypatch):
     exif = Image.Exif()
     exif[0x0112] = 6
     data = encoded(FLAT, exif=exif)
-    monkeypatch.setattr(image_memory, "MOST_EXPANSION", 0)
-    monkeypatch.setattr(image_memory, "MOST_BYTES", 8 * 1000 * 750)
+    monkeypatch.setattr(module, "MOST_EXPANSION", 0)
+    monkeypatch.setattr(module, "MOST_BYTES", 8 * 1000 * 750)
     assert decode(data).size == SMALL[::-1]
-    monkeypatch.setattr(image_memory, "MOST_BYTES", 8 * 1000 * 750 - 1)
+    monkeypatch.setattr(module, "MOST_BYTES", 8 * 1000 * 750 - 1)
     with pytest.raises(BadImageError, match="take 6,000,000 bytes of memory"):
         decode(data)
 
 
 def test_a_large_file_may_hold_a_large_image(monkeypatch):
     """A photograph of more pixels than any file may hold takes up to 100 times its file."""
-    monkeypatch.setattr(image_memory, "MOST_BYTES", 10**6)
+    monkeypatch.setattr(module, "MOST_BYTES", 10**6)
     with pytest.raises(BadImageError, match="and than 100 times its file"):
         decode(encoded(FLAT))
     assert decode(encoded(Image.effect_noise(SMALL, 90))).size == SMALL

@@ -8,7 +8,7 @@ import random
 from PIL import Image
 from tests.builders.photographs import open_photograph
 
-from zerotrain.data.duplicates import (
+from zerotrain.data.image_summary import (
     DISTANCE,
     NearGroup,
     equal_groups,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from zerotrain.config.data import BucketConfig
+from zerotrain.data.buckets import centre_crop
 from zerotrain.data.conversation import Message, conversation
-from zerotrain.data.crop import centre_crop
 from zerotrain.data.dataset import Sample
 from zerotrain.data.figures import Row, Section, format_sections, image_sections, text_sections
 

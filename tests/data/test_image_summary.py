@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zerotrain.config.data import BucketConfig
-from zerotrain.data.crop import centre_crop
+from zerotrain.data.buckets import centre_crop
 from zerotrain.data.dataset import Sample
 from zerotrain.data.image_summary import format_summary, summarise_images, summary_rows
 

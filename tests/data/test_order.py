@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from zerotrain.data.order import SampleOrder
+from zerotrain.data.draws import SampleOrder
 
 BUCKETS = [np.arange(0, 13), np.arange(13, 18), np.arange(18, 19), np.arange(19, 47)]
 EPOCH = 47

@@ -21,9 +21,9 @@ from zerotrain.cache.layout import Entry
 from zerotrain.config.data import DataConfig
 from zerotrain.config.read import parse_config
 from zerotrain.data.dataset import Dataset, read_dataset
+from zerotrain.data.draws import SampleOrder, repeat_in_rounds
 from zerotrain.data.files import DatasetFiles, walk
 from zerotrain.data.open import source_files
-from zerotrain.data.order import SampleOrder, repeat_in_rounds
 from zerotrain.graph.checks.data import check_source
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.run.lineage.compare_source import compare_source

@@ -15,8 +15,7 @@ from zerotrain.data.conversation import Conversation, read_conversations
 from zerotrain.data.dataset_folder import read_bad
 from zerotrain.data.open import source_files
 from zerotrain.data.source import Found
-from zerotrain.data.text import read_conversations_of
-from zerotrain.data.text_format import question_of
+from zerotrain.data.text import question_of, read_conversations_of
 from zerotrain.errors import PipelineError
 from zerotrain.stages.prepare_dataset import prepare_dataset
 

@@ -16,17 +16,17 @@ from tests.training.saving_trials import Log
 
 from zerotrain import artifact
 from zerotrain.artifact import link_or_copy
-from zerotrain.cache.prompts import Prompts
 from zerotrain.cache.reader import Cache, read_cache
+from zerotrain.cache.record import Prompts
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.run import RunConfig
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.draws import IMAGE_SEEDS, generator
+from zerotrain.data.sheets import cut_rows
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.images import EvaluateSettings, measure_images
 from zerotrain.models.families import load_family
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
-from zerotrain.training.reporting.grid import cut_rows
 from zerotrain.training.reporting.samples import LatentSampler
 
 SIDE = 16

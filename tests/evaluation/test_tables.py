@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from zerotrain.evaluation.tables import write_csv, write_memory
+from zerotrain.evaluation.results import write_csv, write_memory
 
 
 def line(phase: str, step: int, loss: float) -> dict[str, object]:

@@ -11,7 +11,7 @@ from PIL import Image
 from tests.builders.images import build_nano, make_pictures
 
 from zerotrain.config.models import EvaluateConfig
-from zerotrain.data.crop import to_pixels
+from zerotrain.data.buckets import to_pixels
 from zerotrain.errors import PipelineError
 from zerotrain.models.families import flux_nano, load_family
 from zerotrain.models.families.conditioned_sampling import conditioning_pixels

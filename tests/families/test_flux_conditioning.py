@@ -23,7 +23,7 @@ from tests.builders.images import build_nano, draw_image, make_pictures
 from tests.families.promises import assert_same_call, first_call, predicted_call
 
 from zerotrain.config.models import EvaluateConfig
-from zerotrain.data.crop import to_pixels
+from zerotrain.data.buckets import to_pixels
 from zerotrain.models.families import flux_nano
 from zerotrain.models.families.flux import FAMILY
 from zerotrain.models.families.flux_conditioning import encode_conditioning

@@ -19,7 +19,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 from zerotrain import artifact
 from zerotrain.config.models import EvaluateConfig
-from zerotrain.data.crop import to_pixels
+from zerotrain.data.buckets import to_pixels
 from zerotrain.errors import PipelineError
 from zerotrain.models.base import choose_files
 from zerotrain.models.families import flux_nano

@@ -13,7 +13,7 @@ from tests.builders.images import publish_nano
 from tests.formats.conftest import published
 
 from zerotrain.config.adapters import stack_of
-from zerotrain.export.formats.conversion import convert
+from zerotrain.export.command import convert
 from zerotrain.export.formats.original import flux_slot
 from zerotrain.models.families.flux import FAMILY
 from zerotrain.models.families.lora import add_adapter, save_adapter

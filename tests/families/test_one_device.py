@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from zerotrain.models.families import load_family
 from zerotrain.training.engines.gradient_checkpointing import enable_gradient_checkpointing
 from zerotrain.training.engines.torch_engine import FlatGroup
-from zerotrain.training.optim.lion import Lion
+from zerotrain.training.optim.optimizer import Lion
 
 DEVICE = torch.device("meta")
 COPIES = ("_to_copy", "copy_")

@@ -26,7 +26,7 @@ from tests.families.promises import (
 from zerotrain.cache.reader import stacked
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.training import TrainConfig
-from zerotrain.data.crop import to_pixels
+from zerotrain.data.buckets import to_pixels
 from zerotrain.errors import PipelineError
 from zerotrain.models.families import qwen_image_nano
 from zerotrain.models.families.lora import add_adapter

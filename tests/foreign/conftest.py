@@ -14,8 +14,7 @@ from tests.builders.processes import Job, run_ranks
 from torch import nn
 
 from zerotrain.state.external import open_external
-from zerotrain.state.external.fitting import fit
-from zerotrain.state.external.order import ModelOrder
+from zerotrain.state.external.fitting import ModelOrder, fit
 
 
 def _leave(job: Job, *arguments: Any) -> None:

@@ -53,10 +53,10 @@ def test_with_deepspeed_inside(saved: Any) -> None:
     assert (found.position.step, found.position.optimizer_step) == (3, 3)
 
 
-def test_numbers_get_the_names_given(plain: Any) -> None:
-    """Moments go to the parameters in the optimizer's order; the rest of the file is frozen."""
+def test_unambiguous_shapes_need_no_names(plain: Any) -> None:
+    """Every trained shape occurs once here: shapes tell which is which, and others are frozen."""
     folder, expected = plain
-    found = open_external(folder, parameter_names=ORDER)
+    found = open_external(folder)
     assert found.names == ORDER
     for name in ORDER:
         for slot in ("master", "exp_avg", "exp_avg_sq"):
@@ -71,15 +71,6 @@ def test_numbers_get_the_names_given(plain: Any) -> None:
     assert (position.engine["engine"], found.lost) == ("torch", [])
 
 
-def test_unambiguous_shapes_need_no_names(plain: Any) -> None:
-    """Every trained shape occurs once here, so that shapes tell which is which."""
-    folder, expected = plain
-    found = open_external(folder)
-    assert sorted(found.names) == sorted(ORDER)
-    for name in ORDER:
-        assert torch.equal(found.tensor(name, "exp_avg"), expected[name]["exp_avg"])
-
-
 def test_ambiguous_shapes_leave_the_moments_out(plain: Any) -> None:
     """Two tensors of one shape: no guess is made, and the user reads what to give."""
     folder, _ = plain
@@ -89,26 +80,6 @@ def test_ambiguous_shapes_leave_the_moments_out(plain: Any) -> None:
     assert found.slots == ["master"]
     assert "in 2 groups have numbers" in found.lost[0]
     assert found.position.param_groups == []
-    # The model's order says nothing of who is in which group.
-    named = open_external(folder, parameter_names=ORDER)
-    assert (named.slots, named.names) == (["master"], ORDER)
-
-
-def test_names_in_the_wrong_order_are_refused(plain: Any) -> None:
-    """A parameter and its moments must have one shape; the message has both."""
-    folder, _ = plain
-    weights = load_file(folder / "model.safetensors")
-    save_file({**weights, "other": torch.zeros(9)}, folder / "model.safetensors")
-    optimizer = torch.load(folder / "optimizer.bin")
-    group = {**optimizer["param_groups"][0], "params": [0, 1, 2, 3, 4]}
-    torch.save({**optimizer, "param_groups": [group]}, folder / "optimizer.bin")
-    wrong = [ORDER[1], ORDER[0], *ORDER[2:]]
-    with pytest.raises(PipelineError, match=r"first.weight has shape \[9, 5\].*\[7, 5\]"):
-        open_external(folder, parameter_names=wrong)
-    with pytest.raises(PipelineError, match="5 parameters, 4 names were given"):
-        open_external(folder, parameter_names=ORDER[:4])
-    with pytest.raises(PipelineError, match=r"unet.x and 0 more of the given parameters are not"):
-        open_external(folder, parameter_names=["unet.x"])
 
 
 @pytest.mark.parametrize("part", ["unet", "transformer"])
@@ -123,7 +94,7 @@ def test_a_denoiser_next_to_the_optimizer(plain: Any, part: str) -> None:
         save_file(scaled, folder / name / "diffusion_pytorch_model.safetensors")
     (folder / "training_state.json").write_text('{"global_step": 3}')
     folder = folder.rename(folder.with_name("latest"))
-    found = open_external(folder, parameter_names=ORDER)
+    found = open_external(folder)
     assert torch.equal(found.tensor("last.bias", "master"), expected["last.bias"]["master"])
     assert torch.equal(found.tensor("last.bias", "exp_avg"), expected["last.bias"]["exp_avg"])
     assert (found.position.step, found.position.optimizer_step) == (3, 3)
@@ -138,7 +109,7 @@ def test_shards_and_pickled_weights(plain: Any) -> None:
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
-    found = open_external(folder, parameter_names=ORDER)
+    found = open_external(folder)
     assert torch.equal(found.tensor("first.bias", "master"), expected["first.bias"]["master"])
     (folder / "pytorch_model.bin").unlink()
     index = {}
@@ -148,7 +119,7 @@ def test_shards_and_pickled_weights(plain: Any) -> None:
         save_file({n: t for n, t in weights.items() if index[n] == file}, folder / file)
     text = str({"metadata": {}, "weight_map": index}).replace("'", '"')
     (folder / "model.safetensors.index.json").write_text(text)
-    found = open_external(folder, parameter_names=ORDER)
+    found = open_external(folder)
     for name in ORDER:
         assert torch.equal(found.tensor(name, "master"), expected[name]["master"])
     (folder / "model-00002-of-00002.safetensors").unlink()
@@ -165,7 +136,7 @@ def test_what_is_not_adams_is_reported_to_be_lost(plain: Any) -> None:
     for entry in optimizer["state"].values():
         entry["state1"] = entry.pop("exp_avg").to(torch.uint8)
     torch.save(optimizer, folder / "optimizer.bin")
-    found = open_external(folder, parameter_names=ORDER)
+    found = open_external(folder)
     assert found.slots == ["master"]
     assert any("state1" in sentence for sentence in found.lost)
     assert any("torch.bfloat16" in sentence for sentence in found.lost)
@@ -176,7 +147,7 @@ def test_without_the_optimizer_the_step_is_accelerates_guess(plain: Any) -> None
     """Its count of micro batches is all that is left, in a pickle that also holds numpy's state."""
     folder, expected = plain
     (folder / "optimizer.bin").unlink()
-    found = open_external(folder.rename(folder.parent / "final"), parameter_names=ORDER)
+    found = open_external(folder.rename(folder.parent / "final"))
     assert found.slots == ["master"]
     assert torch.equal(found.tensor("last.bias", "master"), expected["last.bias"]["master"])
     assert "optimizer.bin is not there" in found.lost[0]
@@ -188,7 +159,7 @@ def test_the_loss_scale_of_fp16(plain: Any) -> None:
     folder, _ = plain
     scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
     torch.save({**scaler.state_dict(), "_growth_tracker": 7}, folder / "scaler.pt")
-    position = open_external(folder, parameter_names=ORDER).position
+    position = open_external(folder).position
     assert position.loss_scale == {"scale": 512.0, "good_steps": 7}
     assert position.engine["mixed_precision"] == "fp16"
 

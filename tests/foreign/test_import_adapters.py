@@ -166,11 +166,11 @@ def test_a_layer_that_is_several_here_is_cut_into_its_rows() -> None:
 
 
 def _of(held: dict[str, torch.Tensor]) -> Any:
+    from zerotrain.state.external.checkpoint import TorchOptimizer
     from zerotrain.state.external.numbered import open_numbered
-    from zerotrain.state.external.torch_optimizer import TorchOptimizer
 
     return open_numbered(
-        Path("cat.safetensors"), held, TorchOptimizer({}), None, step=0, samples=0, engine={},
+        Path("cat.safetensors"), held, TorchOptimizer({}), step=0, samples=0, engine={},
         loss_scale=None,
     )  # fmt: skip
 

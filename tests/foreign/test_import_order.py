@@ -21,7 +21,7 @@ from tests.foreign.conftest import (
 from torch import nn
 
 from zerotrain.errors import PipelineError
-from zerotrain.state.external.order import Members, ModelOrder
+from zerotrain.state.external.fitting import Members, ModelOrder
 
 
 def by_run(*groups: list[str], rates: tuple[float, ...] = ()) -> ModelOrder:

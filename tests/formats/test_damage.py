@@ -27,8 +27,8 @@ from zerotrain.artifact import link_or_copy, write_json
 from zerotrain.config.read import parse_config
 from zerotrain.config.stage_settings import SETTINGS
 from zerotrain.errors import PipelineError
+from zerotrain.export.command import convert
 from zerotrain.export.export import export_universal
-from zerotrain.export.formats.conversion import convert
 from zerotrain.export.formats.opening import check_whole
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.lora import ADAPTER as LORA

@@ -28,8 +28,8 @@ from tests.formats.conftest import (
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
+from zerotrain.export.command import convert
 from zerotrain.export.formats import kohya, ldm
-from zerotrain.export.formats.conversion import convert
 from zerotrain.export.formats.opening import open_pipeline
 from zerotrain.export.formats.original import UNET, unet_names
 from zerotrain.models.adapter_config import METADATA

@@ -15,7 +15,7 @@ from tests.formats.languages import MESSAGES, PROMPT, Language
 from zerotrain.config.families import ROOT
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.conversation import Message
-from zerotrain.export.formats.conversion import convert
+from zerotrain.export.command import convert
 
 WORDS = ("--max-new-tokens", 12)
 BETWEEN = "\n---\n"

@@ -15,7 +15,7 @@ from tests.builders.images import publish_nano
 from tests.families.texts import LORA
 from tests.formats.languages import Language
 
-from zerotrain.export.formats.kohya_reading import name_of
+from zerotrain.export.formats.kohya import name_of
 from zerotrain.export.formats.opening import open_pipeline
 from zerotrain.export.formats.original import SLOTS, layers_by_slot
 from zerotrain.export.generate import open_language_model

@@ -27,7 +27,7 @@ from tests.formats.commands import code_of, join_lines, run_code
 from zerotrain import artifact
 from zerotrain.config.families import FAMILIES
 from zerotrain.data.conversation import Message
-from zerotrain.data.text_format import alpaca_prompt
+from zerotrain.data.text import alpaca_prompt
 from zerotrain.export.formats.loading_code import (
     DEVICE,
     loading_code,

@@ -15,8 +15,8 @@ from tests.formats.conftest import publish as card
 from tests.formats.conftest import published
 
 from zerotrain.errors import PipelineError
+from zerotrain.export.command import convert
 from zerotrain.export.formats import FORMATS
-from zerotrain.export.formats.conversion import convert
 from zerotrain.models.families import adapters
 from zerotrain.models.families.sdxl import FAMILY
 

@@ -13,9 +13,9 @@ from tests.builders.states import HISTORY, RAN_ON
 from tests.formats.conftest import FORMATS, REPO, head_of, publish, publish_phase, run_card, upload
 
 from zerotrain import artifact
-from zerotrain.export.formats.conversion import convert
-from zerotrain.export.model_card import model_card
+from zerotrain.export.command import convert
 from zerotrain.export.provenance import Origin
+from zerotrain.export.publish import model_card
 from zerotrain.models.families.sdxl import FAMILY
 
 

@@ -15,7 +15,7 @@ from tests.formats.languages import Language, publish_base
 from zerotrain import artifact
 from zerotrain.config.families import ROOT
 from zerotrain.evaluation.results import ANSWERS, Answer, write_answers
-from zerotrain.export.formats.conversion import convert
+from zerotrain.export.command import convert
 
 ANSWERED = [
     Answer("1+2=", "3", "3"),

@@ -13,7 +13,7 @@ from tests.builders.images import draw_house
 from tests.formats.commands import PROMPT, distance, run_sample, sample_images
 from tests.formats.conftest import OF_ADAPTERS, OF_WHOLE, header, pipeline_of
 
-from zerotrain.export.formats.conversion import convert
+from zerotrain.export.command import convert
 from zerotrain.export.formats.single_file import FILE
 
 

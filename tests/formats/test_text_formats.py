@@ -23,8 +23,8 @@ from zerotrain.config.families import ROOT
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
+from zerotrain.export.command import convert
 from zerotrain.export.formats import FORMATS
-from zerotrain.export.formats.conversion import convert
 from zerotrain.export.formats.weights import ExportedWeights
 from zerotrain.models.families import load_family
 

@@ -24,14 +24,13 @@ from tests.formats.conftest import header, published, tensors_below
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
+from zerotrain.export.command import convert
 from zerotrain.export.formats import Options, kohya, ldm
-from zerotrain.export.formats.conversion import convert
-from zerotrain.export.formats.modelspec import base_name
 from zerotrain.export.formats.opening import open_pipeline
 from zerotrain.export.formats.original import flux_slot, sd3_slots, to_original_layout
 from zerotrain.export.formats.tensors import LazyTensor
-from zerotrain.export.formats.weights import Adapter, ExportedWeights
-from zerotrain.export.model_card import Origin, model_card
+from zerotrain.export.formats.weights import Adapter, ExportedWeights, base_name
+from zerotrain.export.publish import Origin, model_card
 from zerotrain.models.families import load_family
 from zerotrain.models.families.lora import add_adapter, save_adapter
 

@@ -149,8 +149,9 @@ def write_checkpoints(folder: Path) -> None:
     torch.save(optimizer.state_dict(), folder / "trainer/optimizer.pt")
     torch.save(schedule.state_dict(), folder / "trainer/scheduler.pt")
     (folder / "trainer/trainer_state.json").write_text('{"global_step": 1, "epoch": 0.5}')
-    names = [name for name, _ in model.named_parameters()]
-    write_universal(folder / "universal", open_external(folder / "trainer", parameter_names=names))
+    shapes = {name: list(one.shape) for name, one in model.named_parameters()}
+    found = fit(open_external(folder / "trainer"), shapes, lambda name: None)
+    write_universal(folder / "universal", found)
 
 
 def _write_deepspeed(folder: Path) -> None:

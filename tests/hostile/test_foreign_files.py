@@ -22,7 +22,7 @@ from zerotrain.data.metadata import read_metadata
 from zerotrain.importers.command_line import import_command
 from zerotrain.importers.reading import import_file
 from zerotrain.state.external.consistency import reading
-from zerotrain.state.external.documents import ModelFile, OptimizerFile
+from zerotrain.state.external.ranks import ModelFile, OptimizerFile
 
 
 def write(path: Path, document: Any) -> Path:

@@ -13,9 +13,9 @@ from PIL import Image
 from zerotrain import artifact
 from zerotrain.evaluation.results import ANSWERS, Answer, write_answers
 from zerotrain.export import publish as module
-from zerotrain.export.model_card import _plain
 from zerotrain.export.options import PublishOptions
 from zerotrain.export.provenance import Origin
+from zerotrain.export.publish import _plain
 
 HOSTILE = [
     "![a](https://evil.org/track.png)",

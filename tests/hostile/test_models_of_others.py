@@ -29,12 +29,12 @@ from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.machine.confined import Confined
 from zerotrain.models import adapter_config
 from zerotrain.models.base import check_model_index
+from zerotrain.models.base_places import check_single_file
 from zerotrain.models.families import tokenizer_process
 from zerotrain.models.families.adapters import apply, apply_peft
 from zerotrain.models.families.prompt_tokens import PromptTokenizer
 from zerotrain.models.families.sdxl import FAMILY as SDXL
 from zerotrain.models.families.tokens import causal_prompt
-from zerotrain.models.single_file_base import check_single_file
 from zerotrain.models.sizes import model_sizes
 from zerotrain.state.external import pickles
 

@@ -22,7 +22,7 @@ from tests.builders.phases import make_phase, make_tiny_phase
 from tests.builders.refusals import refused
 from tests.hostile.fuzzing import limits
 
-from zerotrain.artifact import in_use
+from zerotrain.artifact import leftovers
 from zerotrain.errors import PipelineError
 from zerotrain.machine import child_process, output
 from zerotrain.machine.file_lock import hold, is_held
@@ -253,10 +253,14 @@ READERS: list[tuple[str, Callable[[Path], Any], Any]] = [
         lambda progress: trackers._read(progress / "tracker-wandb.json").run,
         None,
     ),
-    ("step-00000004/manifest.json", lambda progress: in_use.hold(progress / "step-00000004"), None),
     (
         "step-00000004/manifest.json",
-        lambda progress: in_use.is_held(progress / "step-00000004"),
+        lambda progress: leftovers.hold(progress / "step-00000004"),
+        None,
+    ),
+    (
+        "step-00000004/manifest.json",
+        lambda progress: leftovers.is_held(progress / "step-00000004"),
         False,
     ),
     ("owner.json", lambda progress: is_held(progress / "owner.json"), None),

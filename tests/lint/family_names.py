@@ -18,12 +18,11 @@ FOLDERS = ("config/families", "models/families", "importers")
 """Specs, modules, and other programs' names of the families."""
 ALLOWED = {
     "export/formats/kohya.py": "kohya's names, which each of its scripts has of its own",
-    "export/formats/kohya_reading.py": "diffusers' readers of these names",
     "export/formats/ldm.py": "the original layouts",
     "export/formats/opening.py": "diffusers' reader that ignores SD3's names of kohya",
     "export/formats/original.py": "names in the original layouts",
     "launch/planner/shape.py": "images in the text encoders of two families",
-    "models/single_file_base.py": "the one original layout that is read",
+    "models/base_places.py": "the one original layout that is read",
 }
 
 

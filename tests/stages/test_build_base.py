@@ -168,7 +168,7 @@ def test_a_copied_base_needs_the_folder_no_more(model, dataset, tmp_path, monkey
     """`base_copy: copy` gives the same base in files of its own; `reflink` where blocks can be
     shared, and else a sentence instead of a copy that no one asked for."""
     linked = build(dataset, tmp_path / "base", base=str(model))
-    monkeypatch.setattr("zerotrain.artifact.copies.reflink", lambda source, target: False)
+    monkeypatch.setattr("zerotrain.artifact.publication.reflink", lambda source, target: False)
     text = refusal(dataset, tmp_path / "other", base=str(model), base_copy="reflink")
     assert f"the file system cannot share the blocks of {model}/" in text
     assert "base_copy: copy takes room of its own" in text

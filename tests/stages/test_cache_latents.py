@@ -13,11 +13,10 @@ from safetensors import safe_open
 from tests.builders.caching import SIDE, StopError, contents, stop_encoding
 
 from zerotrain import artifact
-from zerotrain.cache import batching, encoding
-from zerotrain.cache.prompts import Prompts
+from zerotrain.cache import encoding
 from zerotrain.cache.reader import read_cache, stacked
-from zerotrain.cache.record import LONG_CAPTIONS
-from zerotrain.data.crop import crop_and_resize, to_pixels
+from zerotrain.cache.record import LONG_CAPTIONS, Prompts
+from zerotrain.data.buckets import crop_and_resize, to_pixels
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
@@ -229,7 +228,7 @@ def test_batches_are_always_full(run, family):
 
 
 def test_large_images_are_encoded_one_at_a_time(run, family, monkeypatch):
-    monkeypatch.setattr(batching, "PIXELS_AT_A_TIME", SIDE * SIDE)
+    monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", SIDE * SIDE)
     run.cache()
     assert family.image_batches == [1] * 20
 

@@ -18,7 +18,7 @@ from tests.builders.caching import (
     stop_encoding,
 )
 
-from zerotrain.cache import batching
+from zerotrain.cache import encoding
 from zerotrain.cache.key_ranges import parse_range
 from zerotrain.errors import PipelineError
 from zerotrain.stages import cache_latents as stage
@@ -31,7 +31,7 @@ COUNT = 4
 @pytest.fixture
 def family(family, monkeypatch) -> FakeFamily:
     """The family that the stage loads, with batches of one."""
-    monkeypatch.setattr(batching, "PIXELS_AT_A_TIME", SIDE * SIDE)
+    monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", SIDE * SIDE)
     return family
 
 

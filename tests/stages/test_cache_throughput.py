@@ -10,9 +10,8 @@ import torch
 from safetensors.torch import save_file
 from tests.builders.caching import SIDE, FakeFamily
 
-from zerotrain.cache import batching, writer
-from zerotrain.cache.batching import batch_size
-from zerotrain.cache.encoding import Encoding
+from zerotrain.cache import encoding, writer
+from zerotrain.cache.encoding import Encoding, batch_size
 
 GIB = 2**30
 SECONDS = 20
@@ -20,7 +19,7 @@ SECONDS = 20
 
 def test_the_next_batch_is_read_while_one_is_encoded(run, family, monkeypatch):
     """Across windows as well."""
-    monkeypatch.setattr(batching, "IMAGES_IN_WINDOW", 4)
+    monkeypatch.setattr(encoding, "IMAGES_IN_WINDOW", 4)
     read = threading.Semaphore(0)
     pixels = Encoding._pixels
     waited: list[bool] = []

@@ -236,7 +236,7 @@ def test_phases_of_a_run_share_one_copy_of_the_base(
     trained: Trained, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights of the next phase link to those of the one before, unless these were changed."""
-    monkeypatch.setattr("zerotrain.artifact.copies.reflink", lambda source, target: False)
+    monkeypatch.setattr("zerotrain.artifact.publication.reflink", lambda source, target: False)
     monkeypatch.chdir(tmp_path)
     Path("Snakefile").touch()
     linked = linked_base(base, tmp_path / "model", Path("results/tiny/base"), at_hub=False)

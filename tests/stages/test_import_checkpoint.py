@@ -17,7 +17,7 @@ from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.stages.import_checkpoint import ImportSettings, import_checkpoint
-from zerotrain.state.external.order import undecayed_names
+from zerotrain.state.external.fitting import undecayed_names
 from zerotrain.state.state import State, write_state
 
 ATTENTION = r"attentions\."

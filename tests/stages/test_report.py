@@ -18,17 +18,16 @@ from tests.builders.states import HISTORY, RAN_ON, make_position
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
-from zerotrain.data.contact_sheet import GAP, cell_size
 from zerotrain.data.dataset import IMAGES, Sample
 from zerotrain.data.dataset_folder import publish_dataset
 from zerotrain.data.open import open_source
+from zerotrain.data.sheets import GAP, cell_size, draw_grid
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.results import Answer, write_answers
 from zerotrain.export.formats.loading_code import loading_code
 from zerotrain.run.report import samples
 from zerotrain.stages.report import ReportSettings, report, use_command
 from zerotrain.state.checkpoint import write_position
-from zerotrain.training.reporting.grid import draw_grid
 
 PROMPTS, COLOURS = ["a red house", "a <blue> house"], ["red", "blue"]
 

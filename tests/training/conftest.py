@@ -25,8 +25,7 @@ from tests.training.kill_point import KillPoint
 from tests.training.matrix import export_state
 
 from zerotrain import artifact
-from zerotrain.cache.drawn_digest import drawn_digest
-from zerotrain.cache.layout import LATENTS, TEXT, Entry, Index, write_index
+from zerotrain.cache.layout import LATENTS, TEXT, Entry, Index, drawn_digest, write_index
 from zerotrain.cache.writer import StoredShards, place, write_series
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.export.export import export
@@ -42,7 +41,7 @@ from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import MASTER
 from zerotrain.training import rank
 from zerotrain.training.checkpointing import progress_folder
-from zerotrain.training.checkpointing.inputs import Inputs, read_inputs
+from zerotrain.training.checkpointing.preflight import Inputs, read_inputs
 from zerotrain.training.checkpointing.rank_writer import RankWriter
 from zerotrain.training.process.start import prepare
 

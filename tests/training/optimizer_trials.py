@@ -23,14 +23,13 @@ from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.sizes import model_sizes
 from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.state.position import MASTER
+from zerotrain.state.position import MASTER, StepCounter
 from zerotrain.state.state import State
 from zerotrain.training.checkpointing import preflight
 from zerotrain.training.checkpointing.progress_folder import step_folder
 from zerotrain.training.checkpointing.saving import Saving
 from zerotrain.training.reporting.log import NoLog
 from zerotrain.training.setup import build_engine
-from zerotrain.training.step_counter import StepCounter
 
 HALF, STEPS = 4, 8
 """A checkpoint is written in the middle and at the end."""

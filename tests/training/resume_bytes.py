@@ -17,13 +17,13 @@ from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.sizes import model_sizes
+from zerotrain.state.position import StepCounter
 from zerotrain.training import setup
 from zerotrain.training.checkpointing.progress_folder import step_folder
 from zerotrain.training.checkpointing.saving import Saving
 from zerotrain.training.engines.ema import EMA
 from zerotrain.training.engines.engine import Engine
 from zerotrain.training.reporting.log import NoLog
-from zerotrain.training.step_counter import StepCounter
 
 COUNTS = "bytes"
 """Folder of each process's figures."""

@@ -15,7 +15,7 @@ from zerotrain.state.checkpoint import Checkpoint, Fragment
 from zerotrain.state.position import MASTER
 from zerotrain.training.checkpointing.progress_folder import step_folder
 from zerotrain.training.checkpointing.saving import Saving
-from zerotrain.training.optim.param_groups import ParamGroup
+from zerotrain.training.optim.optimizer import ParamGroup
 from zerotrain.training.reporting import log as reporting
 
 SIZE = 1000

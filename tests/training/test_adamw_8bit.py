@@ -14,8 +14,7 @@ from tests.training.optimizer_trials import trial_phase
 from zerotrain.config import optimizers
 from zerotrain.errors import PipelineError
 from zerotrain.training.engines import torch_engine
-from zerotrain.training.optim.optimizer import open_optimizers
-from zerotrain.training.optim.param_groups import ParamGroup
+from zerotrain.training.optim.optimizer import ParamGroup, open_optimizers
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"

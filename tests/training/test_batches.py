@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.builders.phases import SAMPLES, SEED
 
-from zerotrain.data.order import SampleOrder
+from zerotrain.data.draws import SampleOrder
 from zerotrain.training import loop
 from zerotrain.training.reporting.log import NoLog
 

@@ -10,8 +10,8 @@ import torch
 
 from zerotrain.errors import PipelineError
 from zerotrain.models.quantized_linear import QuantizedLinear
-from zerotrain.training.engines import buffers
-from zerotrain.training.engines.buffers import Buffers
+from zerotrain.training import checks
+from zerotrain.training.checks import Buffers
 
 PHASE = SimpleNamespace(phase="plain")
 
@@ -48,9 +48,9 @@ def test_large_buffers_that_nothing_writes_are_hashed_once(monkeypatch) -> None:
     """A table of positions has 200 MiB. Another write of the same values, as DDP's of those of the
     first process, changes nothing."""
     hashed = []
-    digest = buffers.compute_digest
-    monkeypatch.setattr(buffers, "compute_digest", lambda one: hashed.append(1) or digest(one))
-    monkeypatch.setattr(buffers, "LARGE", 8)
+    digest = checks.compute_digest
+    monkeypatch.setattr(checks, "compute_digest", lambda one: hashed.append(1) or digest(one))
+    monkeypatch.setattr(checks, "LARGE", 8)
     table = Table()
     held = Buffers(table)
     for _ in range(5):

@@ -21,7 +21,7 @@ from tests.training.measures import SETTINGS
 from zerotrain.errors import PipelineError
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import MASTER
-from zerotrain.training.checkpointing.inputs import Inputs
+from zerotrain.training.checkpointing.preflight import Inputs
 from zerotrain.training.checkpointing.progress_folder import end_step, newest_intact
 from zerotrain.training.process import lock
 from zerotrain.training.process.ending import read_exit_codes, read_exit_record

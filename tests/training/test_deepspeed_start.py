@@ -8,7 +8,7 @@ import cpuinfo
 import pytest
 import torch
 
-from zerotrain.training.engines import deepspeed_start
+from zerotrain.training.engines import zero_corrections
 
 
 @pytest.fixture
@@ -29,21 +29,21 @@ def looked(monkeypatch: pytest.MonkeyPatch, fresh_ops) -> list[int]:
 def test_the_processor_is_looked_at_once(looked, fresh_ops, monkeypatch):
     """Once in all: later questions, and later processes, get the answer that was written down."""
     slow = cpuinfo.get_cpu_info
-    deepspeed_start.remember_processor()
+    zero_corrections.remember_processor()
     assert [cpuinfo.get_cpu_info(), cpuinfo.get_cpu_info()] == [{"arch": "X86_64"}] * 2
     assert len(looked) == 1
     monkeypatch.setattr(cpuinfo, "get_cpu_info", slow)
-    deepspeed_start.remember_processor()
+    zero_corrections.remember_processor()
     assert cpuinfo.get_cpu_info() == {"arch": "X86_64"}
     assert len(looked) == 1
 
 
 def test_a_spoilt_note_is_written_again(looked, fresh_ops):
     """What a power cut left of the note is no answer."""
-    (fresh_ops / deepspeed_start.PROCESSOR).write_text('{"arch"')
-    deepspeed_start.remember_processor()
+    (fresh_ops / zero_corrections.PROCESSOR).write_text('{"arch"')
+    zero_corrections.remember_processor()
     assert cpuinfo.get_cpu_info() == {"arch": "X86_64"}
-    assert json.loads((fresh_ops / deepspeed_start.PROCESSOR).read_text()) == {"arch": "X86_64"}
+    assert json.loads((fresh_ops / zero_corrections.PROCESSOR).read_text()) == {"arch": "X86_64"}
 
 
 def test_muon_is_imported_without_the_compiler(monkeypatch):
@@ -56,8 +56,8 @@ def test_muon_is_imported_without_the_compiler(monkeypatch):
         assert torch.compile(dynamic=True)(len) is len
         raise ImportError
 
-    monkeypatch.setattr(deepspeed_start.importlib, "import_module", import_module)
+    monkeypatch.setattr(zero_corrections.importlib, "import_module", import_module)
     with pytest.raises(ImportError):
-        deepspeed_start.import_muon()
+        zero_corrections.import_muon()
     assert torch.compile is compiler
-    assert seen == [deepspeed_start.MUON]
+    assert seen == [zero_corrections.MUON]

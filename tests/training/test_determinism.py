@@ -14,7 +14,7 @@ import torch
 
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.errors import PipelineError
-from zerotrain.training.engines import determinism
+from zerotrain.training.engines import kernels
 
 PHASE = SimpleNamespace(phase="a", launch=LaunchConfig())
 
@@ -25,23 +25,23 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    monkeypatch.delenv(determinism.WORKSPACE, raising=False)
+    monkeypatch.delenv(kernels.WORKSPACE, raising=False)
     yield
     torch.use_deterministic_algorithms(False)
 
 
 def test_a_gpu_computes_equal_bits(gpu):
     """Within, torch refuses what could differ, and cuBLAS and cuDNN choose by no race."""
-    with determinism.use_deterministic_kernels(PHASE):
+    with kernels.use_deterministic_kernels(PHASE):
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
         assert torch.backends.cudnn.deterministic
-        assert os.environ[determinism.WORKSPACE] == ":4096:8"
+        assert os.environ[kernels.WORKSPACE] == ":4096:8"
 
 
 def test_a_phase_may_give_equal_bits_up(gpu):
     """A user whose model cannot may say so."""
-    with determinism.use_deterministic_kernels(
+    with kernels.use_deterministic_kernels(
         SimpleNamespace(phase="a", launch=LaunchConfig(full_determinism=False))
     ):
         assert not torch.are_deterministic_algorithms_enabled()
@@ -50,7 +50,7 @@ def test_a_phase_may_give_equal_bits_up(gpu):
 
 def test_a_cpu_is_left_alone():
     """Its numbers have always been equal; torch's other kernels would change them."""
-    with determinism.use_deterministic_kernels(PHASE):
+    with kernels.use_deterministic_kernels(PHASE):
         assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -58,9 +58,12 @@ def test_an_operation_without_such_a_form_is_named(gpu):
     """torch's error becomes a sentence that names the operation and the way out; others pass."""
     with (
         pytest.raises(PipelineError, match="phase a: put_ has no form on this GPU") as caught,
-        determinism.use_deterministic_kernels(PHASE),
+        kernels.use_deterministic_kernels(PHASE),
     ):
-        raise RuntimeError(f"put_ {determinism.LACKING}, but you set")
+        raise RuntimeError(f"put_ {kernels.LACKING}, but you set")
     assert "full_determinism: false" in caught.value.hint
-    with pytest.raises(RuntimeError, match="shapes"), determinism.use_deterministic_kernels(PHASE):
+    with (
+        pytest.raises(RuntimeError, match="shapes"),
+        kernels.use_deterministic_kernels(PHASE),
+    ):
         raise RuntimeError("shapes differ")

@@ -19,9 +19,9 @@ from tests.conftest import Mount
 from tests.training.saving_trials import Engine, made, values
 
 from zerotrain.errors import PipelineError
+from zerotrain.state.position import StepCounter
 from zerotrain.training.checkpointing import checkpoint_room, saving
 from zerotrain.training.checkpointing.progress_folder import newest_intact, saved_steps, step_folder
-from zerotrain.training.step_counter import StepCounter
 
 TENSORS = "rank-00000-00000.safetensors"
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from zerotrain.data.draws import draw_routes, draw_sample, generator, step_seed
-from zerotrain.data.order import SampleOrder
+from zerotrain.data.draws import SampleOrder, draw_routes, draw_sample, generator, step_seed
 
 COUNT, REPEATS = 5, 2
 EPOCH = COUNT * REPEATS

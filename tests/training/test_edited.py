@@ -16,11 +16,11 @@ from zerotrain.artifact.recipe import format_differences
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training.checkpointing import conditions, set_aside
-from zerotrain.training.checkpointing.edited import prepare_progress_folder
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 from zerotrain.training.checkpointing.set_aside import complete_moves
 from zerotrain.training.process.lock import take
 from zerotrain.training.process.progress_commands import accept
+from zerotrain.training.process.start import prepare_progress_folder
 
 CACHE = "c" * 64
 PHASE = make_tiny_phase("plain", "torch", 300)

@@ -13,7 +13,7 @@ from tests.training.inputs import answer_samples, image_values
 from tests.training.matrix import deviation
 
 from zerotrain.config.adapters import stack_of
-from zerotrain.export.formats.conversion import convert
+from zerotrain.export.command import convert
 from zerotrain.models.families import load_family
 from zerotrain.state.position import MASTER
 

@@ -11,7 +11,7 @@ from zerotrain import artifact
 from zerotrain.artifact import verdicts
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_run_yaml
-from zerotrain.training.checkpointing import inputs
+from zerotrain.training.checkpointing import preflight
 
 LARGE = 100
 FILES = {
@@ -35,7 +35,7 @@ def hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append("/".join(path.parts[-2:]))
         return artifact.file_sha256(path)
 
-    monkeypatch.setattr(inputs, "file_sha256", sha256)
+    monkeypatch.setattr(preflight, "file_sha256", sha256)
     return found
 
 
@@ -47,7 +47,7 @@ def publish(folder: Path, kind: str, files: dict[str, int]) -> None:
             path.write_bytes(bytes(size))
 
 
-def read(folder: Path, validation: bool = False) -> inputs.Inputs:
+def read(folder: Path, validation: bool = False) -> preflight.Inputs:
     """Read the inputs as a start does; they are made at the first call."""
     phase = make_tiny_phase("a", "torch", 1)
     if validation:
@@ -58,7 +58,7 @@ def read(folder: Path, validation: bool = False) -> inputs.Inputs:
         publish(folder / "base", "base", FILES)
         publish(folder / "cache", "cache", {"text/a.safetensors": LARGE})
         publish(folder / "state", "state", {"x/master.safetensors": LARGE, "x/state.json": 2})
-    return inputs.read_inputs(*(folder / name for name in ("launch", "base", "cache", "state")))
+    return preflight.read_inputs(*(folder / name for name in ("launch", "base", "cache", "state")))
 
 
 def test_what_training_opens_is_hashed_once(tmp_path: Path, hashed: list[str]) -> None:

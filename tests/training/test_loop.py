@@ -12,10 +12,10 @@ import torch
 from tests.builders.phases import make_tiny_phase
 
 from zerotrain.errors import PipelineError
+from zerotrain.state.position import StepCounter
 from zerotrain.training import loop
-from zerotrain.training.not_finite import nan_gradients_if_not_finite
+from zerotrain.training.checks import nan_gradients_if_not_finite
 from zerotrain.training.reporting import log as reporting
-from zerotrain.training.step_counter import StepCounter
 
 
 class Engine:

@@ -16,7 +16,7 @@ from tests.training.optimizer_trials import trial_phase
 from zerotrain.config.launch import Fp16Config
 from zerotrain.models.families import load_family
 from zerotrain.state.position import MASTER
-from zerotrain.training.engines.loss_scale import LossScale, is_at_minimum
+from zerotrain.training.engines.engine import LossScale, is_at_minimum
 from zerotrain.training.engines.zero_engine import ZeroEngine
 
 SETTINGS = [

@@ -14,7 +14,7 @@ import pytest
 from tests.builders.phases import SAMPLES, SEED
 from tests.training.conftest import Training, write_cache
 
-from zerotrain.data.order import SampleOrder
+from zerotrain.data.draws import SampleOrder
 from zerotrain.training.checkpointing import progress_folder
 
 SPOILT, BATCH = 3, 4

@@ -25,9 +25,13 @@ from zerotrain.config import optimizers
 from zerotrain.errors import PipelineError
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import MASTER
-from zerotrain.training.optim.lion import Lion
-from zerotrain.training.optim.optimizer import group_scalars, open_optimizers, set_hyperparameters
-from zerotrain.training.optim.param_groups import ParamGroup
+from zerotrain.training.optim.optimizer import (
+    Lion,
+    ParamGroup,
+    group_scalars,
+    open_optimizers,
+    set_hyperparameters,
+)
 from zerotrain.training.optim.prodigy import Prodigy
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

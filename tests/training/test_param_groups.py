@@ -9,7 +9,7 @@ import pytest
 
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
-from zerotrain.training.optim.param_groups import param_groups
+from zerotrain.training.optim.optimizer import param_groups
 
 SHAPES = {"in.weight": [3, 2], "in.bias": [3], "norm.weight": [3], "norm.bias": [3],
           "out.weight": [2, 3], "out.bias": [2]}  # fmt: skip

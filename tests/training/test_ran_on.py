@@ -13,8 +13,7 @@ from tests.builders.states import make_position
 
 from zerotrain import artifact
 from zerotrain.artifact.recipe import Difference
-from zerotrain.cache.drawn_digest import drawn_digest
-from zerotrain.cache.layout import read_index
+from zerotrain.cache.layout import drawn_digest, read_index
 from zerotrain.state.position import read_position
 from zerotrain.state.ran_on import RanOn
 from zerotrain.training.checkpointing import conditions

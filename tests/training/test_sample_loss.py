@@ -20,10 +20,10 @@ from zerotrain.cache.reader import read_cache
 from zerotrain.config.training import TrainConfig
 from zerotrain.models.families.ddpm import DenoisingObjective, NoiseSchedule
 from zerotrain.models.families.flow_matching import FlowMatchingObjective
+from zerotrain.state.position import StepCounter
 from zerotrain.training import loop
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.reporting.log import NoLog
-from zerotrain.training.step_counter import StepCounter
 
 INPUTS = torch.tensor([1.0, 2.0, 3.0, 5.0])
 WEIGHTS = torch.tensor([1.0, 0.5, 1.0, 0.25])

@@ -21,18 +21,17 @@ from tests.training.saving_trials import SIZE, Engine, Log, made, phase, values
 
 from zerotrain import artifact
 from zerotrain.artifact import publication
-from zerotrain.artifact.in_use import hold
+from zerotrain.artifact.leftovers import hold
 from zerotrain.config import optimizers
 from zerotrain.errors import PipelineError
 from zerotrain.models.sizes import ModelSizes
 from zerotrain.state.checkpoint import Checkpoint, Fragment
-from zerotrain.state.position import EMA_SLOT, MASTER
+from zerotrain.state.position import EMA_SLOT, MASTER, StepCounter
 from zerotrain.training.checkpointing import checkpoint_room, progress_folder, rank_writer, saving
 from zerotrain.training.checkpointing.progress_folder import prune, saved_steps, step_folder
 from zerotrain.training.checkpointing.saving import Saving
 from zerotrain.training.reporting.validation import Validation
 from zerotrain.training.reporting.validation_history import ValidationHistory, best_step
-from zerotrain.training.step_counter import StepCounter
 
 
 def test_a_step_during_the_writing_is_not_in_the_checkpoint(tmp_path: Path, gate) -> None:

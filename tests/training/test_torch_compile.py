@@ -21,7 +21,7 @@ from torch._inductor.utils import fresh_cache
 
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.training.checkpointing import progress_folder
-from zerotrain.training.engines import torch_compile
+from zerotrain.training.engines import kernels
 
 STEPS = 6
 slow = pytest.mark.slow
@@ -101,11 +101,11 @@ def test_no_kernel_is_chosen_by_its_time():
     """inductor measures none whose choice shows in the numbers, and never gives up compiling after
     so many shapes, which a resume would count again. Where full_determinism is off, it may."""
     model = SimpleNamespace(compile=lambda **how: None, modules=list)
-    torch_compile.compile_model(model, compiled(full_determinism=False))
+    kernels.compile_model(model, compiled(full_determinism=False))
     assert inductor.deterministic is False
-    torch_compile.compile_model(model, compiled(dynamo_backend="eager"))
+    kernels.compile_model(model, compiled(dynamo_backend="eager"))
     assert dynamo.recompile_limit == dynamo.accumulated_recompile_limit > 10**6
-    torch_compile.compile_model(model, compiled())
+    kernels.compile_model(model, compiled())
     assert inductor.deterministic is True
 
 
@@ -125,7 +125,7 @@ def test_the_tenth_shape_is_compiled_as_the_first():
         made.append(graph)
         return graph
 
-    torch_compile.compile_model(model, compiled(dynamo_backend=backend))
+    kernels.compile_model(model, compiled(dynamo_backend=backend))
     for rows in range(2, 14):
         model(torch.randn(rows, 3))
     assert len(made) == 12
@@ -139,7 +139,7 @@ def test_inductor_is_within_a_bound_and_resumes_exactly():
     phase = compiled()
     plain, whole, half, rest = Model(), Model(), Model(), Model()
     for model in (whole, half, rest):
-        torch_compile.compile_model(model, phase)
+        kernels.compile_model(model, phase)
     losses = steps(whole, 0, STEPS)
     assert deviation(losses, steps(plain, 0, STEPS)) <= 1e-5
     first = steps(half, 0, STEPS // 2)
@@ -160,10 +160,10 @@ def test_shapes_of_the_steps_before_decide_nothing(text, dynamic):
     asked = []
     model = SimpleNamespace(compile=lambda **how: asked.append(how), modules=list)
     phase = compiled(dynamo_mode="max-autotune", max_length=text)
-    torch_compile.compile_model(model, phase)
+    kernels.compile_model(model, phase)
     assert asked == [{"backend": "inductor", "dynamic": dynamic, "mode": "max-autotune"}]
     phase = compiled(dynamo_backend="no", max_length=text)
-    torch_compile.compile_model(model, phase)
+    kernels.compile_model(model, phase)
     assert len(asked) == 1
 
 
@@ -179,12 +179,12 @@ def test_tf32_is_what_the_phase_says_and_reported_where_it_is_in_vain(monkeypatc
     """Off by default, also where something else has turned it on."""
     asked = SimpleNamespace(phase="a", launch=LaunchConfig(allow_tf32=True))
     cpu = torch.device("cpu")
-    assert torch_compile.allow_tf32(SimpleNamespace(phase="a", launch=LaunchConfig()), cpu) == ""
+    assert kernels.allow_tf32(SimpleNamespace(phase="a", launch=LaunchConfig()), cpu) == ""
     assert not torch.backends.cuda.matmul.allow_tf32
-    assert "allow_tf32 has no effect on cpu" in torch_compile.allow_tf32(asked, cpu)
+    assert "allow_tf32 has no effect on cpu" in kernels.allow_tf32(asked, cpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "T4")
-    assert "no effect on T4" in torch_compile.allow_tf32(asked, torch.device("cuda", 0))
+    assert "no effect on T4" in kernels.allow_tf32(asked, torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert torch_compile.allow_tf32(asked, torch.device("cuda", 0)) == ""
+    assert kernels.allow_tf32(asked, torch.device("cuda", 0)) == ""
     assert torch.backends.cuda.matmul.allow_tf32

@@ -8,7 +8,7 @@ from tests.training.conftest import Training
 from tests.training.inputs import image_values
 
 from zerotrain.state.position import MASTER
-from zerotrain.training.reporting.unused import _is_expected
+from zerotrain.training.checks import _is_expected
 
 NAMED = "the loss does not depend on 2 of the trained parameters: forgotten.bias, forgotten.weight"
 LOOKS = "DDP looks for them at every step"

@@ -20,7 +20,7 @@ from zerotrain.models.families.tokens import IGNORED
 from zerotrain.stages import train_phase
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import EMA_SLOT, MASTER
-from zerotrain.training.checkpointing.inputs import Inputs
+from zerotrain.training.checkpointing.preflight import Inputs
 from zerotrain.training.checkpointing.progress_folder import (
     STOP,
     end_step,

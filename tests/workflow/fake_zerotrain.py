@@ -60,7 +60,7 @@ def publish(folder, kind, recipe, files=None, parents=None, **content):
 
 def prepare_dataset(data, output, resolution, recipe):
     """List the images of the folder with their captions."""
-    from zerotrain.data.crop import centre_crop
+    from zerotrain.data.buckets import centre_crop
     from zerotrain.data.dataset import IMAGES, Sample, caption_sha256
     from zerotrain.data.dataset_folder import publish_dataset
     from zerotrain.data.files import DatasetFiles, walk
@@ -102,7 +102,7 @@ def cache_latents(settings, size, dataset, base, output, *, recipe, **_):
 def train_phase(launch, base, cache, start, progress, output):
     """Publish a checkpoint of the phase's end."""
     from zerotrain.training.checkpointing import conditions
-    from zerotrain.training.checkpointing.inputs import read_inputs
+    from zerotrain.training.checkpointing.preflight import read_inputs
 
     begin("train_phase", output)
     if os.environ.get("STOP") == "train_phase":

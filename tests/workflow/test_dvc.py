@@ -17,7 +17,7 @@ from tests.builders.runs import make_config
 from tests.workflow.conftest import CONFIG as TEXT
 
 from zerotrain.config.stage_settings import SETTINGS
-from zerotrain.evaluation.tables import write_csv, write_memory, write_metrics, write_validations
+from zerotrain.evaluation.results import write_csv, write_memory, write_metrics, write_validations
 from zerotrain.graph.dvc.pipeline import generate, pipeline
 from zerotrain.graph.dvc.plots import plots_of
 from zerotrain.graph.dvc.stages import VERSIONS

@@ -11,14 +11,13 @@ identity are interchangeable, whatever made them. A dataset states it in its con
 are in files. Files under ``records/`` (logs, timings) are
 listed and checked but are not part of the identity.
 
-`manifest` reads, `damage` compares files with the manifest, `verdicts` stores hashes, `rebuilding`
-names the command that makes a folder again, `documents` reads what others wrote, `links` checks
-where links of their folders lead, `publication` writes, `copies` links own files and copies others,
-`whole_file` writes single files, `leftovers` recovers from a killed writer, `in_use` keeps folders
-from being removed while they are read, and `layout` defines where folders are.
+`manifest` reads, `damage` compares files with the manifest, `verdicts` stores hashes, `documents`
+reads what others wrote, `links` checks where links of their folders lead, `publication` writes,
+links own files and copies others, `whole_file` writes single files, `leftovers` recovers from a
+killed writer and keeps folders from being removed while they are read, and `layout` defines where
+folders are and names the command that makes one again.
 """
 
-from zerotrain.artifact.copies import copy_new, is_own, link_or_copy, take_in
 from zerotrain.artifact.damage import MANIFEST, file_sha256
 from zerotrain.artifact.documents import check_name, read_shard_names
 from zerotrain.artifact.layout import place_in_results
@@ -38,7 +37,15 @@ from zerotrain.artifact.manifest import (
     streamed_digest,
     write_json,
 )
-from zerotrain.artifact.publication import UnpublishedFolder, publish, publish_manifest
+from zerotrain.artifact.publication import (
+    UnpublishedFolder,
+    copy_new,
+    is_own,
+    link_or_copy,
+    publish,
+    publish_manifest,
+    take_in,
+)
 from zerotrain.artifact.whole_file import create, replacing, write_whole
 
 __all__ = [

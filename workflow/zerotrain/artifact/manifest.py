@@ -13,10 +13,9 @@ from typing import Any
 from zerotrain.artifact.damage import MANIFEST, file_sha256, find_damage
 from zerotrain.artifact.documents import DocumentError, describe_kind, read_json
 from zerotrain.artifact.documents.names import find_name_error, find_text_error, quote
-from zerotrain.artifact.layout import place_in_results
+from zerotrain.artifact.layout import place_in_results, rebuild_hint
 from zerotrain.artifact.leftovers import recover_interrupted_publish
 from zerotrain.artifact.links import check_links
-from zerotrain.artifact.rebuilding import rebuild_hint
 from zerotrain.errors import PipelineError
 from zerotrain.machine.regular_file import write_text
 

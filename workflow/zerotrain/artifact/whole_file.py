@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from zerotrain.artifact.documents.files import read_bytes
+from zerotrain.artifact.documents.limits import read_bytes
 from zerotrain.artifact.leftovers import recover_interrupted_publish, temporary_path
 from zerotrain.artifact.links import check_no_link_above
 from zerotrain.errors import PipelineError

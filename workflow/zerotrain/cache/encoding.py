@@ -1,30 +1,25 @@
-"""Encoding: the keys of samples to tensors."""
+"""Encoding: the keys of samples to tensors, in batches of one size, back in the keys' order."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from itertools import chain, groupby
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import cached_property
+from itertools import chain, groupby, islice
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zerotrain.artifact import Artifact
 from zerotrain.artifact.tensor_file import FLOAT_TYPES
-from zerotrain.cache.batching import batch_size, filled, restore_order, split, split_by_size
 from zerotrain.cache.layout import LATENTS
-from zerotrain.cache.precision import full_precision
 from zerotrain.cache.reuse import Group
 from zerotrain.cache.sample_keys import IMAGES_DTYPE, Located, SampleKeys
 from zerotrain.cache.writer import Tensors
-from zerotrain.config.families.spec import Conditioning
-from zerotrain.config.stage_settings import CacheSettings
-from zerotrain.data.buckets import Size, View
-from zerotrain.data.crop import to_pixels
+from zerotrain.data.buckets import Size, View, to_pixels
 from zerotrain.data.dataset import ConditioningImage
 from zerotrain.data.source import Source
 from zerotrain.errors import PipelineError
@@ -35,7 +30,7 @@ from zerotrain.models.families import ConditionedEncoders, Encoders
 from zerotrain.models.families.prompt_tokens import CHUNK, TRUNCATE
 
 if TYPE_CHECKING:
-    from zerotrain.models.families.diffusion import DiffusionFamily
+    pass
 
 BATCHES_AHEAD, BYTES_AHEAD = 4, 256 * 1024 * 1024
 """Batches of small images that are read while one is encoded, and their bytes; one of large images.
@@ -53,27 +48,13 @@ class Encoding(SampleKeys):
     sample's tensors do not depend on the other samples. In their last bits they do depend on
     cache.batch_size, the number of threads, the device's model and versions of libraries, none of
     which is in the key.
-
-    Args:
-        settings: The settings of cache_latents.
-        pixels: Side of square images.
-        family: The base's family.
-        base: The base model.
-        reads: How the base uses conditioning images; None if it uses none.
     """
 
-    def __init__(
-        self,
-        settings: CacheSettings,
-        pixels: int,
-        family: DiffusionFamily,
-        base: Artifact,
-        *,
-        reads: Conditioning | None = None,
-    ) -> None:
-        super().__init__(settings, pixels, family, base, reads=reads)
-        self._encoders: Encoders | None = None
-        self._gpu_bytes = device_bytes(self.device)
+    _encoders: Encoders | None = None
+
+    @cached_property
+    def _gpu_bytes(self) -> int | None:
+        return device_bytes(self.device)
 
     def latents(self, keys: Sequence[str]) -> Iterator[Tensors]:
         """Encode the latents of each key returned by entry().
@@ -300,3 +281,99 @@ class Encoding(SampleKeys):
                 hint="fp16 ends at 65504: set cache.dtype to bf16 or fp32; else the base is broken",
             )
         return stored
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Disable TF32, with 10 of float32's 23 mantissa bits, in convolutions and matrix products.
+
+    cuDNN's convolutions use it by default on Ampere and later. The former settings are restored.
+    """
+    convolutions = torch.backends.cudnn.allow_tf32
+    products = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = convolutions
+        torch.backends.cuda.matmul.allow_tf32 = products
+
+
+T = TypeVar("T")
+
+PIXELS_AT_A_TIME = 1024 * 1024
+"""Pixels of a batch on a CPU."""
+MOST_IMAGES_AT_A_TIME = 32
+BYTES_PER_PIXEL = 4096
+"""Memory of a GPU for a pixel of a batch: the encoder's widest layers hold 128 channels of fp32 at
+full size, eight times."""
+LEAST_IMAGES_ON_GPU = 2
+IMAGES_IN_WINDOW = 1024
+"""Images that are encoded before their latents are written, in the order of the keys. A window has
+images of every size; at its end, a batch of each size is filled with copies."""
+
+
+class Window(NamedTuple):
+    """Keys that are encoded before any later one, in their order and grouped by size."""
+
+    keys: list[str]
+    by_size: list[str]
+
+
+def batch_size(size: Size, gpu_bytes: int | None = None) -> int:
+    """Return how many images are encoded at a time.
+
+    On a GPU these are as many as half of its memory holds, a power of two; the other half is for
+    weights. Memory in use does not count: the last bits depend on the number.
+
+    Args:
+        size: Width and height of the images.
+        gpu_bytes: Memory of the GPU; None on a CPU.
+    """
+    pixels = size[0] * size[1]
+    if gpu_bytes is None:
+        return max(1, min(MOST_IMAGES_AT_A_TIME, PIXELS_AT_A_TIME // pixels))
+    most = max(LEAST_IMAGES_ON_GPU, gpu_bytes // 2 // (BYTES_PER_PIXEL * pixels))
+    return min(MOST_IMAGES_AT_A_TIME, 1 << (most.bit_length() - 1))
+
+
+def split(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Split items into batches; the last one may be smaller."""
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def filled(batch: Sequence[T], size: int) -> list[T]:
+    """Fill a batch with copies of its last member."""
+    return [*batch, *[batch[-1]] * (size - len(batch))]
+
+
+def split_by_size(keys: Sequence[str], size: int, size_of: Callable[[str], Size]) -> list[Window]:
+    """Split keys into windows.
+
+    Args:
+        keys: The keys.
+        size: Members of a usual batch, of which a window has a whole number.
+        size_of: Returns the size of a key's image.
+    """
+    length = -(-IMAGES_IN_WINDOW // size) * size
+    return [Window(held, sorted(held, key=size_of)) for held in split(keys, length)]
+
+
+def restore_order(
+    windows: Iterable[Window], encode: Callable[[list[str]], Iterator[tuple[str, T]]]
+) -> Iterator[T]:
+    """Encode the keys of each window by size, and yield the results in the order of the keys.
+
+    Args:
+        windows: The windows.
+        encode: Yields the results of keys that are grouped by size, with their keys.
+    """
+    for keys, by_size in windows:
+        encoded = encode(by_size)
+        found: dict[str, T] = {}
+        for key in keys:
+            while key not in found:
+                found.update([next(encoded)])
+            yield found.pop(key)

@@ -2,16 +2,19 @@
 
 index.json lists the series with their shards, and index.arrow has a row for each sample
 (artifact.columns), which is mapped and not loaded.
+
+A text dataset's tokens are stored once per conversation. A row of its index is one training sample:
+a conversation, or several concatenated ones if rows are packed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from zerotrain.artifact import check_name, file_sha256, write_json
+from zerotrain.artifact import check_name, file_sha256, streamed_digest, write_json
 from zerotrain.artifact.columns import Columns, read_columns
 from zerotrain.artifact.documents import check_type, read_object
 
@@ -19,7 +22,7 @@ T = TypeVar("T")
 
 KIND = "cache"
 FORMAT = 2
-"""Format of the indexes of samples and of prompts; the format of the keys is in `keys`."""
+"""Format of the indexes of samples and of prompts; the format of the keys is in `sample_keys`."""
 
 INDEX = "index.json"
 COLUMNS = "index.arrow"
@@ -87,10 +90,6 @@ class Entry:
     """Keys of the masks of other_latents."""
     other_conditioning: tuple[str, ...] | None = None
     """Keys of its conditioning images, cut as other_latents are."""
-
-
-OPTIONAL = {one.name: one.default for one in fields(Entry) if one.default is not MISSING}
-"""Fields that an index leaves out at their defaults."""
 
 
 @dataclass(frozen=True)
@@ -272,3 +271,113 @@ def parse_series(found: dict[str, Any]) -> Series:
     for shard in series.shards:
         check_name(shard.file, INDEX)
     return series
+
+
+OTHERS = (
+    *("repeats", "share", "other_captions_sha256", "other_crops"),
+    *("loss_weight", "background", "mask_sha256"),
+)
+"""What else a turn of a sample can draw, and how it counts."""
+
+
+def drawn_digest(entries: Iterable[Entry], dtype: Any, max_sequence_length: Any) -> str:
+    """Compute the digest of the train split's pixels, captions, crops and sizes.
+
+    It says what a training draws, regardless of keys and code. A cache's index has it, so that a
+    training of millions of images does not compute it at its start.
+
+    It is the digest of {"samples": [...], "dtype": ..., "max_sequence_length": ...}.
+
+    Args:
+        entries: Samples of both splits.
+        dtype: The cache's dtype.
+        max_sequence_length: The setting that texts were encoded with.
+    """
+    samples = (_drawn(one) for one in entries if one.split == "train")
+    values = {"samples": samples, "dtype": dtype, "max_sequence_length": max_sequence_length}
+    return streamed_digest(values)
+
+
+def _drawn(entry: Entry) -> list[Any]:
+    return [
+        entry.image_sha256,
+        entry.caption_sha256,
+        entry.original_size,
+        entry.crop_top_left,
+        entry.target_size,
+        entry.flipped is not None,
+        entry.conditioning_sha256,
+        *(getattr(entry, name) for name in OTHERS),
+    ]
+
+
+TOKENS = "tokens"
+"""The only series of shards."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training sample."""
+
+    keys: tuple[str, ...]
+    """Keys of its conversations, in order."""
+    split: Literal["train", "holdout"]
+    sha256: str = ""
+    """Digest of a held-out row's conversation, by which a subset is chosen."""
+
+
+@dataclass(frozen=True)
+class TokenIndex:
+    """The content of an index."""
+
+    max_length: int
+    packing: bool
+    repeats: int
+    """How often an epoch sees each row of the train split."""
+    rows: Sequence[Row]
+    tokens: Series
+
+
+def pack(lengths: Sequence[int], max_length: int) -> list[list[int]]:
+    """Pack conversations into rows of at most max_length tokens by "best fit decreasing".
+
+    Johnson, "Near-optimal bin packing algorithms" (1973). Rows, and conversations within them, are
+    in the order of their first members.
+
+    Returns:
+        The positions of each row's conversations.
+    """
+    rows: list[list[int]] = []
+    room: list[list[int]] = [[] for _ in range(max_length + 1)]
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        left = next((n for n in range(lengths[i], max_length + 1) if room[n]), None)
+        if left is None:
+            rows.append([])
+            left, number = max_length, len(rows) - 1
+        else:
+            number = room[left].pop()
+        rows[number].append(i)
+        room[left - lengths[i]].append(number)
+    return sorted(sorted(row) for row in rows)
+
+
+def write_token_index(folder: Path, index: TokenIndex) -> None:
+    """Write index.json and index.arrow."""
+    head = asdict(replace(index, rows=()))
+    del head["rows"]
+    write_records(folder, head, Columns.of(Row, index.rows))
+
+
+def read_token_index(folder: Path) -> TokenIndex:
+    """Read an index.
+
+    Raises:
+        OSError: a file is missing.
+        ValueError: it is not an index of this format.
+    """
+
+    def parse(found: dict[str, Any]) -> TokenIndex:
+        rows = take_records(folder, found, Row)
+        return TokenIndex(**{**found, "rows": rows, TOKENS: parse_series(found[TOKENS])})
+
+    return read_document(folder / INDEX, parse)

@@ -1,4 +1,4 @@
-"""The groups that a cache keeps after an upgrade, as their numbers have not changed.
+"""What a cache keeps of what it has encoded: groups after an upgrade, and orphans.
 
 If the recorded encoding conditions differ from the present ones, or are missing, a few items of
 each group are encoded again and compared. A group that differs is forgotten, and thus encoded
@@ -8,19 +8,36 @@ Equal bits are equal. A different order of computation causes rounding differenc
 is a tolerance: one step of the stored dtype per value, plus a share of the largest value that
 depends on the dtype of the computation. Tensor cores that round float32 to TF32 (2^-11 per product)
 exceed it, as does another scale, crop, layer or tokenizer.
+
+Orphans are what a cache does not need now, kept until it is pruned: an image that is removed and
+added again, or a setting that is switched and switched back, is then not encoded twice. They are
+safetensors shards in `orphans/<record>/` of the cache folder, named by their digests, next to the
+record of what encoded them: after an upgrade they are compared before they are used, as any stored
+tensors. They are no part of the artifact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
 
+from zerotrain.artifact import UnpublishedFolder, digest, link_or_copy
 from zerotrain.cache.record import ENCODING, RECORD, Record, read_record, write_record
-from zerotrain.cache.writer import ORPHANS, PARTIAL, PUBLISHED, StoredShards, Tensors
+from zerotrain.cache.writer import (
+    ORPHANS,
+    PARTIAL,
+    PUBLISHED,
+    StoredShards,
+    Tensors,
+    pieces,
+    write_shard,
+)
+from zerotrain.machine.disk import size
 
 
 @dataclass(frozen=True)
@@ -161,3 +178,70 @@ def _deviation(before: torch.Tensor, after: torch.Tensor, computed: str) -> str:
     if bool((moved <= allowed).all()):
         return ""
     return f"moved by up to {float(moved.max()):.2g}, its largest value is {largest:.2g}"
+
+
+def keep_orphans(
+    stored: StoredShards,
+    wanted: Collection[str],
+    folder: Path,
+    draft: UnpublishedFolder,
+    *,
+    shard_size: int,
+) -> None:
+    """Put what is stored and not wanted into a draft of the cache folder, outside of its manifest.
+
+    A shard without wanted keys is linked; of another one the rest is written to a new shard. What
+    has no readable record of what encoded it is not kept.
+
+    Args:
+        stored: The folder's content.
+        wanted: The keys of the cache that is published.
+        folder: The cache folder.
+        draft: The draft that replaces it.
+        shard_size: Maximum size of a shard in bytes.
+    """
+    draft.unlisted = frozenset({ORPHANS})
+    records: dict[str, Record | None] = {
+        PUBLISHED: read_record(folder / ENCODING),
+        PARTIAL: stored.record,
+    }
+    seen = set(wanted)
+    rest: dict[str, list[str]] = {}
+    for shard in stored.shards():
+        if shard.origin not in records:
+            records[shard.origin] = read_record(folder / shard.origin / RECORD)
+            if records[shard.origin] is None:
+                what = "no record tells what encoded it, so it is not kept"
+                print(f"WARNING: {folder / shard.origin}: {what}", file=sys.stderr)
+        record = records[shard.origin]
+        left = [key for key in shard.names if key not in seen]
+        if record is None or not left:
+            continue
+        seen.update(left)
+        if len(left) < len(shard.names):
+            rest.setdefault(shard.origin, []).extend(key for key in left if key in stored)
+            continue
+        target = _place(draft.folder, record)
+        link_or_copy(shard.path, target / f"{shard.sha256}.safetensors")
+    for origin, keys in rest.items():
+        record = records[origin]
+        assert record is not None
+        held = ((key, stored.tensors(key)) for key in sorted(keys))
+        for tensors in pieces(held, shard_size):
+            write_shard(tensors, _place(draft.folder, record), record)
+    if kept := sum(path.stat().st_size for path in orphan_shards(draft.folder)):
+        print(f"orphans: {size(kept)} that no sample needs now; `zerotrain cache prune` removes it")
+
+
+def orphan_shards(folder: Path) -> list[Path]:
+    """List the shards of orphans in a cache folder."""
+    return sorted(folder.glob(f"{ORPHANS}/*/*.safetensors"))
+
+
+def _place(folder: Path, record: Record) -> Path:
+    """Return the folder of a record's orphans, with the record in it."""
+    place = folder / ORPHANS / digest(asdict(record))[:12]
+    if not place.is_dir():
+        place.mkdir(parents=True)
+        write_record(place / RECORD, record)
+    return place

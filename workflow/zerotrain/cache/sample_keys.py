@@ -1,29 +1,30 @@
-"""The keys of samples: which tensors a cache has of each, and what every key stands for."""
+"""The keys of samples: which tensors a cache has of each, and what every key stands for.
+
+A key is a digest of the user's choices that decide the numbers of a tensor. Code and versions of
+libraries are not part of it, so an upgrade does not change it. They are recorded instead, and
+compared by their results (`record`, `reuse`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from zerotrain.artifact import Artifact
-from zerotrain.cache.keys import (
-    Encoder,
-    conditioning_key,
-    latents_key,
-    pixels_digest,
-    text_key,
-)
-from zerotrain.cache.layout import Entry
-from zerotrain.cache.mask_scaling import Masks
-from zerotrain.cache.prompts import PromptKeys
+import torch
+
+from zerotrain.artifact import Artifact, digest
+from zerotrain.artifact.tensor_file import FLOAT_TYPES
+from zerotrain.cache.layout import LATENTS, MASK, Entry
+from zerotrain.cache.record import PromptKeys
+from zerotrain.cache.reuse import Group
+from zerotrain.cache.writer import StoredShards, Tensors
 from zerotrain.config.families.spec import Conditioning
 from zerotrain.config.section import ConditionedPrompt
 from zerotrain.config.stage_settings import CacheSettings
-from zerotrain.data.buckets import View, other_views, square_view
-from zerotrain.data.conditioning_file import read_conditioning_images
-from zerotrain.data.crop import centre_crop
+from zerotrain.data.buckets import View, centre_crop, other_views, square_view
+from zerotrain.data.conditioning import read_conditioning_images, read_mask
 from zerotrain.data.dataset import ConditioningImage, Sample, caption_sha256
 from zerotrain.data.folder import FolderSource
 from zerotrain.data.open import open_source
@@ -32,6 +33,9 @@ from zerotrain.machine.device import device_type
 from zerotrain.models.families.conditioning import read_pipeline
 
 if TYPE_CHECKING:
+    from zerotrain.data.buckets import View
+    from zerotrain.data.dataset import Sample
+    from zerotrain.data.source import Source
     from zerotrain.models.families.diffusion import DiffusionFamily
 
 IMAGES_DTYPE = "fp32"
@@ -219,3 +223,167 @@ class SampleKeys:
         found: dict[str, str] = self.base.content["parts"]
         parts = {name: found[name] for name in names if name in found}
         return Encoder(self.family.name, parts, computed, self.device, self.dtype)
+
+
+COMPUTED = "fp32"
+"""Dtype of the means of a mask's pixels."""
+
+
+class Masks:
+    """The loss masks of a dataset at one resolution.
+
+    Args:
+        source: The source of the images.
+        dtype: Dtype of the stored tensors.
+    """
+
+    def __init__(self, source: Source, dtype: str) -> None:
+        self._source = source
+        self._dtype = FLOAT_TYPES[dtype]
+        self._known: dict[str, tuple[Sample, View, str]] = {}
+
+    def keys(self, sample: Sample, views: Iterable[tuple[View, str]]) -> list[str]:
+        """Return the keys of the masks of a sample's views, each with the key of its latents.
+
+        A sample without a mask has none.
+        """
+        if sample.mask_sha256 is None:
+            return []
+        found = []
+        for view, latents in views:
+            found.append(mask_key(sample.mask_sha256, latents))
+            self._known[found[-1]] = (sample, view, latents)
+        return found
+
+    def scaled(self, keys: Sequence[str], stored: StoredShards) -> Iterator[Tensors]:
+        """Scale the mask of each key to its latents.
+
+        Args:
+            keys: Keys that were returned by keys().
+            stored: The cache's content, which has the mask or the latents of each key.
+
+        Raises:
+            PipelineError: a mask changed since prepare_dataset.
+        """
+        for key in keys:
+            sample, view, latents = self._known[key]
+            like = stored.tensors(key)[MASK] if key in stored else stored.tensors(latents)[LATENTS]
+            height, width = like.shape[-2:]
+            mask = torch.from_numpy(read_mask(self._source, sample, view, (width, height)))
+            yield {MASK: mask.to(self._dtype).contiguous()}
+
+    def group(self, keys: Sequence[str], stored: StoredShards) -> Group:
+        """Return what is compared of stored masks after an upgrade."""
+        return Group(
+            *("loss masks", keys, lambda chosen: self.scaled(chosen, stored)),
+            *(COMPUTED, lambda key: self._known[key][0].file),
+        )
+
+
+FORMAT = 2
+"""Part of every key: increase it when equal keys would have different numbers."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """The properties of an encoder that decide its tensors.
+
+    Args:
+        family: Decides the computation and its scale.
+        parts: Digests of the model's parts that compute.
+        computed: Dtype of the computation.
+        device: Kind of device that computes: kinds differ in more than the last bits.
+        dtype: Dtype of the stored tensors.
+        pipeline: The base's class, if it decides how prompts and conditioning images are read.
+    """
+
+    family: str
+    parts: Mapping[str, str]
+    computed: str
+    device: str
+    dtype: str
+    pipeline: str | None = None
+
+
+def latents_key(
+    image_sha256: str,
+    view: View,
+    encoder: Encoder,
+    *,
+    flipped: bool = False,
+    background: str | None = None,
+) -> str:
+    """Compute the key of an image's latents.
+
+    Args:
+        image_sha256: Digest of the image.
+        view: The encoded part of the image, and its size in pixels.
+        encoder: The image encoder.
+        flipped: Whether the mirror image is encoded.
+        background: The colour behind transparent pixels, if there are any and it is not white.
+    """
+    cut = view.box, view.size
+    return digest(["latents", FORMAT, image_sha256, *cut, asdict(encoder), flipped, background])
+
+
+def mask_key(mask_sha256: str, latents: str) -> str:
+    """Compute the key of a loss mask.
+
+    Args:
+        mask_sha256: Digest of the file with the mask.
+        latents: Key of the latents, in whose shape it is stored.
+    """
+    return digest(["mask", FORMAT, mask_sha256, latents])
+
+
+def conditioning_key(pixels: str, encoder: Encoder) -> str:
+    """Compute the key of a sample's encoded conditioning images.
+
+    Args:
+        pixels: The result of pixels_digest.
+        encoder: The image encoder.
+    """
+    return digest(["conditioning", FORMAT, pixels, asdict(encoder)])
+
+
+def pixels_digest(images: Sequence[tuple[str, View]]) -> str:
+    """Compute the digest of everything that the pixels of conditioning images depend on.
+
+    Args:
+        images: Digest and encoded part of each image, in order; all parts are of one size.
+    """
+    [size] = {view.size for _, view in images}
+    return digest([[(sha256, view.box) for sha256, view in images], size])
+
+
+def text_key(
+    caption_sha256: str,
+    encoder: Encoder,
+    *,
+    max_sequence_length: int | None,
+    long_captions: str = "truncate",
+    conditioning: str | None = None,
+) -> str:
+    """Compute the key of a caption's embeddings.
+
+    Args:
+        caption_sha256: Digest of the caption.
+        encoder: The text encoder.
+        max_sequence_length: The configuration's value; None: the family's.
+        long_captions: The configuration's value.
+        conditioning: The result of pixels_digest, if the text encoder sees conditioning images.
+    """
+    what = [caption_sha256, asdict(encoder), max_sequence_length, long_captions, conditioning]
+    return digest(["text", FORMAT, *what])
+
+
+def tokens_key(sha256: str, max_length: int, *, family: str, parts: Mapping[str, str]) -> str:
+    """Compute the key of a conversation's tokens.
+
+    Args:
+        sha256: Digest of the conversation.
+        max_length: Number of tokens at which conversations are truncated.
+        family: Decides which tokens are read and learned.
+        parts: Digests of the tokenizer's files.
+    """
+    return digest(["tokens", FORMAT, sha256, max_length, family, dict(parts)])

@@ -13,18 +13,16 @@ import torch
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.recipe import Recipe
-from zerotrain.cache.keys import tokens_key
-from zerotrain.cache.layout import KIND
-from zerotrain.cache.orphans import keep_orphans
-from zerotrain.cache.record import carry_made_by, carry_record, present
-from zerotrain.cache.reuse import Group, keep_equal
-from zerotrain.cache.token_layout import (
+from zerotrain.cache.layout import (
+    KIND,
     TOKENS,
     Row,
     TokenIndex,
     pack,
 )
-from zerotrain.cache.unchanged import carry_index, same_index
+from zerotrain.cache.record import carry_index, carry_made_by, carry_record, present, same_index
+from zerotrain.cache.reuse import Group, keep_equal, keep_orphans
+from zerotrain.cache.sample_keys import tokens_key
 from zerotrain.cache.writer import StoredShards, Tensors, place, write_series
 from zerotrain.config.families import ROOT
 from zerotrain.config.stage_settings import CacheSettings

@@ -2,7 +2,7 @@
 
 A finished shard waits in `partial/` inside the folder, named by its digest, until the cache is
 published and replaces the folder: a killed run loses only the shard that it was filling. What a
-published cache no longer has is in `orphans/` (zerotrain.cache.orphans).
+published cache no longer has is in `orphans/` (zerotrain.cache.reuse).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from zerotrain.artifact import file_sha256, link_or_copy
 from zerotrain.artifact.documents import DocumentError
-from zerotrain.artifact.in_use import WriterLock
+from zerotrain.artifact.leftovers import WriterLock
 from zerotrain.artifact.tensor_file import open_file
 from zerotrain.cache.layout import (
     INDEX,
@@ -38,8 +38,7 @@ from zerotrain.cache.layout import (
     shard_number,
     tensor_name,
 )
-from zerotrain.cache.prompts import PROMPTS_INDEX
-from zerotrain.cache.record import RECORD, Record, read_record, write_record
+from zerotrain.cache.record import PROMPTS_INDEX, RECORD, Record, read_record, write_record
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import writing
 

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.cli import caches, groups, inspection, launch, resume, stages, start, weights
+from zerotrain.cli import groups, inspection, stages, start
 from zerotrain.config.command_options import takes_options
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError, device_out_of_memory
 
@@ -23,18 +23,18 @@ HELP = "Reproducible training: datasets, caches, DeepSpeed ZeRO or none, exporte
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Start a run": (
         *(start.new, start.builder, start.check, start.plan, start.sweep, start.fetch),
-        *(launch.launch_app, start.data_app),
+        *(groups.launch_app, start.data_app),
     ),
     "Look at what was trained": (
-        *(inspection.watch, stages.report, inspection.compare, weights.sample, weights.generate),
+        *(inspection.watch, stages.report, inspection.compare, start.sample, start.generate),
     ),
     "Switch, resume and remove": (
-        *(resume.switch, resume.restore, resume.remove, groups.progress_app),
+        *(start.switch, start.restore, start.remove, groups.progress_app),
     ),
-    "Export and publish": (weights.export, weights.publish),
+    "Export and publish": (start.export, start.publish),
     "Inspect and verify": (
         *(inspection.why, inspection.doctor, inspection.trace, groups.state_app, groups.verify_app),
-        *(caches.cache_app, inspection.cluster_app, groups.dvc_app),
+        *(inspection.cache_app, inspection.cluster_app, groups.dvc_app),
     ),
     "Called by rules and set-up": (
         *(stages.prepare_dataset, stages.build_base, stages.cache_latents, stages.render_launch),

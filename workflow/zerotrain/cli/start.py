@@ -1,4 +1,4 @@
-"""Commands before a training: new, check, plan, sweep, fetch, and data."""
+"""Commands of one word for people: from a new run to the use of its weights; and those of data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,13 @@ import typer
 
 from zerotrain.config import MAIN_CONFIG
 from zerotrain.config.command_options import RUN_HELP, AnyRunFile, RunFile, config_of
-from zerotrain.graph.options import NewOptions
+from zerotrain.export.options import (
+    ExportOptions,
+    GenerateOptions,
+    PublishOptions,
+    SampleOptions,
+)
+from zerotrain.graph.options import NewOptions, SwitchOptions
 from zerotrain.launch.planner.options import PlanOptions
 
 data_app = typer.Typer(
@@ -145,3 +152,88 @@ def show(
     from zerotrain.stages.prepare_dataset import checked_images
 
     raise typer.Exit(show_data(read_config(config), checked_images, output))
+
+
+def export(options: ExportOptions) -> None:
+    """Export a checkpoint or exported weights in any form, after checking it; or a state."""
+    from zerotrain.export.command import export_command
+    from zerotrain.run.trained_weights import exportable
+
+    checkpoint, config = exportable(options.checkpoint, options.config)
+    export_command(replace(options, checkpoint=checkpoint, config=config))
+
+
+def sample(options: SampleOptions) -> None:
+    """Make images by exported weights of any format, or by those of a run."""
+    from zerotrain.export.sample import sample
+    from zerotrain.run.trained_weights import usable_weights
+
+    with usable_weights(options.weights) as found:
+        for file in sample(replace(options, weights=found)):
+            print(f"wrote {file}")
+
+
+def generate(options: GenerateOptions) -> None:
+    """Answer a prompt by exported weights of a language model, or by those of a run."""
+    from zerotrain.export.generate import generate
+    from zerotrain.run.trained_weights import usable_weights
+
+    with usable_weights(options.weights) as found:
+        answers = generate(replace(options, weights=found))
+    print("\n---\n".join(answers))
+
+
+def publish(options: PublishOptions) -> None:
+    """Write a model card and upload weights and card to the hub."""
+    from zerotrain.export.publish import publish
+
+    publish(options)
+
+
+def switch(options: SwitchOptions) -> None:
+    """End the phase that trains now, export it, and continue under another launch."""
+    from zerotrain.graph.switch.command import switch
+
+    print(switch(options))
+
+
+def restore(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[WEIGHTS|REV]",
+            help="A weights file or folder from anywhere, or a branch, tag or commit; default: "
+            "the commit that lies here.",
+        ),
+    ] = None,
+    find_only: Annotated[
+        bool, typer.Option("--find-only", help="Tell where WEIGHTS came from; change nothing.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace results that DVC has not stored.")
+    ] = False,
+) -> None:
+    """Bring back the results of this commit, of REV, or of the commit that made WEIGHTS.
+
+    Data, caches, checkpoints and weights, as `dvc pull` does.
+    """
+    from zerotrain.graph.dvc.restore import restore
+
+    restore(what, find_only=find_only, force=force)
+
+
+def remove(
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="Name of the run, its config, or results/RUN."),
+    ],
+    data: Annotated[
+        bool,
+        typer.Option("--data", help="Also its dataset and caches, unless another run uses them."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it without a question.")] = False,
+) -> None:
+    """Remove the results of a run, and say what others use or DVC still holds."""
+    from zerotrain.graph.remove.command import remove
+
+    print("\n".join(remove(run, data=data, yes=yes)))

@@ -9,16 +9,16 @@ images changes it only where `merge_below` dissolves a bucket.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log
+from math import log, sqrt
 from typing import TYPE_CHECKING
 
-from zerotrain.data.crop import centre_crop, crop_and_resize
 from zerotrain.data.draws import CROP, generator
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL.Image import Image
 
     from zerotrain.config.data import BucketConfig
@@ -239,3 +239,62 @@ def _part(original: Size, size: Size, crop: str) -> Size:
     (width, height), (wide, high) = original, size
     own = min(width, max(1, round(height * wide / high)))
     return own, min(height, max(1, round(width * high / wide)))
+
+
+def choose_source_views(
+    samples: Sequence[Sample], side: int, buckets: BucketConfig | None, own: Mapping[str, int]
+) -> list[View]:
+    """Choose the view of each sample: its square or bucket at the resolution of its source.
+
+    Args:
+        samples: The samples of a dataset.
+        side: Side of the square in pixels of sources without a resolution of their own.
+        buckets: The section `data.aspect_buckets`; None for squares.
+        own: The resolutions of sources that have one, by their names (DataConfig.resolutions).
+    """
+    sides = [own.get(sample.source, side) for sample in samples]
+    views: dict[int, View] = {}
+    for one in {*sides}:
+        places = [place for place, other in enumerate(sides) if other == one]
+        chosen = choose_views([samples[place] for place in places], one, buckets)
+        views.update(zip(places, chosen, strict=True))
+    return [views[place] for place in range(len(samples))]
+
+
+def centre_crop(size: tuple[int, int]) -> tuple[int, int, int]:
+    """Compute left, top and side of the largest centred square in an image of (width, height)."""
+    width, height = size
+    side = min(width, height)
+    return (width - side) // 2, (height - side) // 2, side
+
+
+def limit_pixels(size: tuple[int, int], max_pixels: int | None) -> tuple[int, int]:
+    """Scale (width, height) down to an area of at most max_pixels, keeping the aspect ratio."""
+    width, height = size
+    if max_pixels is None or width * height <= max_pixels:
+        return size
+    scale = sqrt(max_pixels / (width * height))
+    width, height = max(1, int(width * scale)), max(1, int(height * scale))
+    return min(width, max_pixels), min(height, max_pixels)
+
+
+def crop_and_resize(image: Image, crop: tuple[int, int, int], resolution: int) -> Image:
+    """Cut out the square (left, top, side) and scale it to resolution x resolution (Lanczos).
+
+    Pillow uses integer arithmetic: equal images give equal bytes.
+    """
+    from PIL.Image import Resampling
+
+    left, top, side = crop
+    box = (left, top, left + side, top + side)
+    if side == resolution:
+        return image.crop(box)
+    return image.resize((resolution, resolution), Resampling.LANCZOS, box=box)
+
+
+def to_pixels(image: Image) -> np.ndarray:
+    """Convert an RGB image to float32 [3, H, W] in [-1, 1], as autoencoders expect it."""
+    import numpy as np
+
+    pixels = np.asarray(image, dtype=np.float32) / 127.5 - 1
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))

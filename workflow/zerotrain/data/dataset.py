@@ -14,7 +14,7 @@ from typing import Any, Literal
 from zerotrain import artifact
 from zerotrain.artifact.manifest import DATASET
 from zerotrain.data.dataset_folder import PublishedDataset, SampleType, read_repeats, read_samples
-from zerotrain.data.shares import count_epoch
+from zerotrain.data.source import count_epoch
 
 KIND = DATASET
 

@@ -20,8 +20,8 @@ from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, Artifact
 from zerotrain.artifact.columns import Columns, read_columns
 from zerotrain.artifact.documents import LeftOut, check_type, read_json_lines
+from zerotrain.artifact.layout import rebuild_hint
 from zerotrain.artifact.manifest import DATASET, IDENTITY
-from zerotrain.artifact.rebuilding import rebuild_hint
 from zerotrain.artifact.recipe import Recipe
 from zerotrain.artifact.whole_file import sync
 from zerotrain.errors import PipelineError

@@ -1,16 +1,15 @@
-"""Decoding of an image file's bytes to RGB pixels as a person sees them."""
+"""Decoding of an image file's bytes to sRGB pixels as a person sees them, in limited memory."""
 
 from __future__ import annotations
 
 import io
 import warnings
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import TypeVar
 
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
-from zerotrain.data.colour_profile import ProfileError, convert_to_srgb
-from zerotrain.data.image_memory import check_memory
 from zerotrain.data.source import BadImageError
 
 T = TypeVar("T")
@@ -194,3 +193,169 @@ def _eight_bits(image: Image.Image) -> Image.Image:
             raise BadImageError("32-bit pixels, whose range is not known")
         found.paste(Image.fromarray(np.round(values / 257).astype(np.uint8)), place)
     return found
+
+
+def read_alpha(data: bytes) -> Image.Image | None:
+    """Return the upright opacity of an image in 8 bits; None if every pixel is opaque.
+
+    Greys of more than 8 bits have no alpha, and decode ignores their transparent value.
+
+    Args:
+        data: The file's bytes, which decode accepts.
+    """
+    image = open_upright(data)
+    if not image.has_transparency_data or image.mode.startswith("I"):
+        return None
+    alpha = Image.new("L", image.size)
+    for part, place in parts_of(image):
+        alpha.paste(part.convert("RGBA").getchannel("A"), place)
+    return alpha if alpha.histogram()[255] < alpha.width * alpha.height else None
+
+
+MOST_BYTES = 900_000_000
+"""Memory that any image may take: 5 bytes for each of the most pixels that Pillow opens."""
+MOST_EXPANSION = 100
+"""How many times its file a larger image may take. Photographs take 10 to 50 times theirs, and an
+image of one colour a million times."""
+STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
+"""Bytes of a pixel in Pillow's memory, by mode; those of all other modes are 4."""
+DECODERS = {"AVIF": 8, "JPEG2000": 21, "QOI": 4, "TIFF": 8, "WEBP": 13}
+"""Bytes of a pixel that a format's library holds next to Pillow's, as measured. A strip of a TIFF
+may be all of it, in 16 bits for each of 4 channels."""
+COEFFICIENTS = 8
+"""The same of a JPEG in several scans, which are collected: 2 bytes for each of 4 channels."""
+SCAN = b"\xff\xda"
+"""A scan of a JPEG begins with it."""
+
+
+def check_memory(image: Image.Image, data: bytes, *, turned: bool = False) -> None:
+    """Check that decoding an image to RGB takes a reasonable amount of memory.
+
+    Args:
+        image: An image whose header has been read.
+        data: Its file's bytes.
+        turned: Whether it is to be turned, by a copy.
+
+    Raises:
+        BadImageError: it takes more than MOST_BYTES, and more than MOST_EXPANSION times its file.
+    """
+    pixels = image.width * image.height
+    needed = pixels * _bytes_of_a_pixel(image, data, turned)
+    if needed > max(MOST_BYTES, MOST_EXPANSION * len(data)):
+        raise BadImageError(
+            f"its {image.width} x {image.height} pixels would take {needed:,} bytes of memory, "
+            f"more than {MOST_BYTES:,} and than {MOST_EXPANSION} times its file, a possible "
+            "decompression bomb"
+        )
+
+
+def _bytes_of_a_pixel(image: Image.Image, data: bytes, turned: bool) -> int:
+    stored = STORED.get(image.mode, 4)
+    decoder = DECODERS.get(image.format or "", 0)
+    if image.format in ("JPEG", "MPO") and data.count(SCAN) > 1:
+        decoder = COEFFICIENTS
+    profile = image.info.get("icc_profile")
+    if image.mode == "RGB" and not image.has_transparency_data and not profile:
+        converted = stored
+    else:
+        # 16 bits become 8 before there is an RGB image.
+        converted = 4 + (1 if image.mode.startswith("I") else stored)
+        if profile and image.mode != "CMYK":
+            converted += 4  # the copy whose colours are converted
+    return max(stored + decoder, converted, 2 * stored if turned else 0)
+
+
+MODES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}
+"""Pillow's mode of the pixels of a profile's colour space."""
+PART_ROWS = 256
+GRID = 9
+"""Values of each channel by which a profile is compared with sRGB."""
+ROUNDING = 1
+"""Largest difference in 8 bits that a profile of sRGB itself makes."""
+
+
+class ProfileError(Exception):
+    """A profile that cannot be used; the text gives the reason, as part of a sentence."""
+
+
+def convert_to_srgb(image: Image.Image, profile: bytes) -> Image.Image:
+    """Convert pixels to sRGB, by relative colorimetric intent; keep their opacity.
+
+    Args:
+        image: In 8 bits for each channel.
+        profile: The ICC profile of its file (https://www.color.org/specification/ICC.1-2022-05.pdf).
+
+    Returns:
+        The same image if the profile is that of sRGB; otherwise RGB, or RGBA with transparency.
+
+    Raises:
+        ProfileError: the profile is damaged, or of another kind of pixels.
+    """
+    mode = _mode_of(profile)
+    transparent = image.has_transparency_data
+    plain = image.convert("RGBA") if transparent or image.mode == "P" else image
+    if mode == "L":
+        plain, fits = image.convert("LA" if transparent else "L"), image.mode in ("1", "L", "LA")
+    else:
+        fits = plain.mode.startswith(mode)
+    if not fits:
+        raise ProfileError(f"of {mode} pixels, and the image's are {image.mode}")
+    transform = _transform(profile, mode)
+    if transform is None:
+        return image
+    found = Image.new("RGBA" if transparent else "RGB", image.size)
+    for top in range(0, image.height, PART_ROWS):
+        part = plain.crop((0, top, image.width, min(top + PART_ROWS, image.height)))
+        colours = ImageCms.applyTransform(_without_alpha(part, mode), transform)
+        assert colours is not None
+        if transparent:
+            colours.putalpha(part.getchannel("A"))
+        found.paste(colours, (0, top))
+    return found
+
+
+def _without_alpha(part: Image.Image, mode: str) -> Image.Image:
+    return part if part.mode == mode else part.convert(mode)
+
+
+@lru_cache(maxsize=16)
+def _mode_of(profile: bytes) -> str:
+    space = _opened(profile).profile.xcolor_space
+    if space not in MODES:
+        raise ProfileError(f"of the colour space {space.strip()}")
+    return MODES[space]
+
+
+@lru_cache(maxsize=16)
+def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """Return the transform to sRGB; None if it changes nothing but by rounding."""
+    try:
+        found = ImageCms.buildTransform(
+            _opened(profile),
+            ImageCms.createProfile("sRGB"),
+            mode,
+            "RGB",
+            ImageCms.Intent.RELATIVE_COLORIMETRIC,
+        )
+    except ImageCms.PyCMSError as error:
+        raise ProfileError(f"damaged ({error})") from error
+    if mode == "CMYK":
+        return found
+    steps = [round(255 * step / (GRID - 1)) for step in range(GRID)]
+    values = (
+        bytes(range(256))
+        if mode == "L"
+        else bytes(value for r in steps for g in steps for b in steps for value in (r, g, b))
+    )
+    shown = Image.frombytes(mode, (len(values) // len(mode), 1), values)
+    converted = ImageCms.applyTransform(shown, found)
+    assert converted is not None
+    pairs = zip(converted.tobytes(), shown.convert("RGB").tobytes(), strict=True)
+    return found if any(abs(one - other) > ROUNDING for one, other in pairs) else None
+
+
+def _opened(profile: bytes) -> ImageCms.ImageCmsProfile:
+    try:
+        return ImageCms.ImageCmsProfile(io.BytesIO(profile))
+    except (OSError, ValueError, ImageCms.PyCMSError) as error:
+        raise ProfileError("damaged") from error

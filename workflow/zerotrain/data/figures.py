@@ -11,16 +11,19 @@ from itertools import takewhile
 from statistics import median
 from typing import TYPE_CHECKING
 
+from zerotrain.data.buckets import choose_source_views
 from zerotrain.data.conversation import PROMPT, SYSTEM, TOOLS, Conversation, count_keys
-from zerotrain.data.duplicates import BITS, DISTANCE, equal_groups, near_groups
 from zerotrain.data.image_summary import (
+    BITS,
+    DISTANCE,
     BucketUse,
     bucket_uses,
     count_aspects,
+    equal_groups,
+    near_groups,
     summarise_images,
     summary_rows,
 )
-from zerotrain.data.source_views import choose_source_views
 
 if TYPE_CHECKING:
     from zerotrain.config.data import BucketConfig

@@ -1,14 +1,28 @@
-"""The source of a configuration, and the files that it reads."""
+"""The source of a configuration, and the files that it reads.
+
+The files of several sources are named `<name of the source>/<file>`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from zerotrain.data.source import DIGITS, Source
+from zerotrain.artifact.documents import LeftOut
+from zerotrain.config.image_options import WHITE
+from zerotrain.config.image_source import SHARDS, SourceConfig
+from zerotrain.data.folder import FolderSource, folder_files
+from zerotrain.data.source import DIGITS, Found, Source, exact_share
+from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from zerotrain.config.data import DataConfig
+    from zerotrain.config.image_source import ImageSourceConfig
 
 
 def open_source(data: DataConfig) -> Source:
@@ -18,11 +32,7 @@ def open_source(data: DataConfig) -> Source:
 
         return DigitsSource()
     if data.sources is not None:
-        from zerotrain.data.source_list import SourceList
-
         return SourceList(data.sources)
-    from zerotrain.data.source_list import open_part
-
     return open_part(data)
 
 
@@ -43,11 +53,7 @@ def source_files(data: DataConfig) -> list[str]:
 
         return text_files(data)
     if data.sources is not None:
-        from zerotrain.data.source_list import files_of_sources
-
         return files_of_sources(data.sources)
-    from zerotrain.data.source_list import files_of_part
-
     return files_of_part(data)
 
 
@@ -67,3 +73,109 @@ def source_roots(data: DataConfig) -> list[str]:
     # A table in the folder is below it.
     tables = [configured_table(part.metadata) for part in data.parts if part.metadata]
     return [*dict.fromkeys(map(str, [*roots, *tables]))]
+
+
+class SourceList(Source):
+    """The images of data.sources, identified by the bytes of their files.
+
+    Args:
+        sources: The entries of data.sources.
+    """
+
+    name = "data.sources"
+
+    def __init__(self, sources: Sequence[SourceConfig]) -> None:
+        self.parts: dict[str, Source] = {one.name: open_part(one) for one in sources}
+        self.notes, self.left_out = [], LeftOut()
+
+    def found(self) -> list[Found]:
+        """List the entries of all sources, sorted by file."""
+        return self._entries(lambda part: part.found())
+
+    def listed(self) -> list[Found]:
+        """List the same without reading caption files next to images."""
+        return self._entries(lambda part: part.listed())
+
+    def _entries(self, list_part: Callable[[Source], list[Found]]) -> list[Found]:
+        entries = []
+        self.notes, self.left_out = [], LeftOut()
+        for name, part in self.parts.items():
+            with naming(name):
+                entries += [replace(one, file=f"{name}/{one.file}") for one in list_part(part)]
+            self.notes += [f"source {name}: {note}" for note in part.notes]
+            self.left_out.update(part.left_out)
+        return sorted(entries, key=lambda entry: (entry.file, entry.reason or ""))
+
+    def read(self, file: str) -> bytes:
+        """Read the bytes of an image."""
+        name, _, inner = file.partition("/")
+        return self.parts[name].read(inner)
+
+    def path_of(self, file: str) -> str:
+        """Return the path of an image."""
+        name, _, inner = file.partition("/")
+        return self.parts[name].path_of(inner)
+
+    def mask_source(self, file: str) -> Source:
+        """Return the source of the mask of an image."""
+        name, _, inner = file.partition("/")
+        return self.parts[name].mask_source(inner)
+
+    def decode(self, data: bytes, background: str | None = None) -> Image:
+        """Decode an image to upright RGB, as every source does."""
+        from zerotrain.data.decode import decode
+
+        return decode(data, background or WHITE)
+
+
+def open_part(source: ImageSourceConfig) -> Source:
+    """Open a single source of images."""
+    if source.source not in SHARDS:
+        return FolderSource(source)
+    from zerotrain.data.shards import HuggingFaceSource, WebDatasetSource
+
+    kinds = {"huggingface": HuggingFaceSource, "webdataset": WebDatasetSource}
+    return kinds[source.source](source)
+
+
+def files_of_part(source: ImageSourceConfig) -> list[str]:
+    """List the files of a single source of images; see open.source_files."""
+    if source.source not in SHARDS:
+        return folder_files(source)
+    from zerotrain.data.shards import shard_files
+
+    return shard_files(source)
+
+
+def files_of_sources(sources: Sequence[SourceConfig]) -> list[str]:
+    """List the files of all sources, sorted and each once; see open.source_files."""
+    files: set[str] = set()
+    for source in sources:
+        with naming(source.name):
+            files |= {*files_of_part(source)}
+    return sorted(files)
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Name the source in an error about one of its keys: `data.sources.NAME.KEY`."""
+    try:
+        yield
+    except PipelineError as error:
+        what = error.what.removeprefix("data.")
+        joint = "." if what != error.what else ": "
+        raise PipelineError(f"data.sources.{name}{joint}{what}", hint=error.hint) from error
+
+
+def source_values(part: ImageSourceConfig, repeats: int) -> dict[str, Any]:
+    """Return what one of several sources says of an image that it has `repeats` times."""
+    if not isinstance(part, SourceConfig):
+        return {"repeats": repeats}  # data.repeats is that of the whole dataset
+    rate = repeats * exact_share(part.repeats)
+    whole = rate.denominator == 1
+    return {
+        "source": part.name,
+        "repeats": int(rate) if whole else 1,
+        "share": 1.0 if whole else float(rate),
+        "is_regularisation_data": part.is_regularisation_data,
+    }

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL.Image import Resampling
 
 from zerotrain.artifact.tensor_file import FLOAT_TYPES
 from zerotrain.cache.reader import Cache, read_cache
 from zerotrain.config.stage_settings import EvaluateSettings
-from zerotrain.data.conditioning_file import read_conditioning_images
-from zerotrain.data.crop import centre_crop, crop_and_resize
+from zerotrain.data.buckets import centre_crop, crop_and_resize
+from zerotrain.data.conditioning import read_conditioning_images
 from zerotrain.data.dataset import Dataset, read_dataset
 from zerotrain.data.draws import IMAGE_SEEDS, generator
 from zerotrain.data.open import open_source
+from zerotrain.data.sheets import draw_grid
 from zerotrain.errors import PipelineError
-from zerotrain.evaluation.judge import Judge
 from zerotrain.evaluation.results import Measured, spread
 from zerotrain.machine.regular_file import open_new
 from zerotrain.models.families import load_family
 from zerotrain.models.families.conditioning import check_sampling
 from zerotrain.state.open import PerLayerView
 from zerotrain.state.position import MASTER, Source
-from zerotrain.training.reporting.grid import draw_grid
 from zerotrain.training.reporting.holdout_loss import HeldOutImages, conditions, holdout_loss
 
 if TYPE_CHECKING:
@@ -88,7 +90,10 @@ def measure_images(
         one.file: _sample(settings, prompts, conditioning, one.weights, device, resolution, one)
         for one in companions
     }
-    given = [[_square(image, resolution) for image in images] for images in conditioning or ()]
+    given = [
+        [crop_and_resize(image, centre_crop(image.size), resolution) for image in images]
+        for images in conditioning or ()
+    ]
 
     def write(folder: Path) -> None:
         _save_png(draw_grid(prompts, rows, given or None), folder / "grid.png")
@@ -133,7 +138,8 @@ def _prompts(
             check_sampling(weights, len(files), key)
         return evaluate.prompts, [read_conditioning_images(files, key) for files in images]
     if not dataset.conditioning_images:
-        return evaluate.prompts or spread(_captions(dataset), MOST_PROMPTS), None
+        captions = list(dict.fromkeys(sample.caption for sample in dataset.samples))
+        return evaluate.prompts or spread(captions, MOST_PROMPTS), None
     # Edits of many images share a caption, so samples also differ by their conditioning images.
     distinct = {(sample.caption, sample.conditioning): sample for sample in dataset.samples}
     chosen, source = spread([*distinct.values()], MOST_PROMPTS), open_source(settings.data)
@@ -146,21 +152,12 @@ def _prompts(
     ]
 
 
-def _square(image: Image, resolution: int) -> Image:
-    return crop_and_resize(image, centre_crop(image.size), resolution)
-
-
 def _names(conditioning: list[list[Image]]) -> list[list[str]]:
     """Return the files for each prompt's conditioning images in the evaluation's folder."""
     return [
         [f"conditioning/{number:02d}-{place:02d}.png" for place in range(len(images))]
         for number, images in enumerate(conditioning)
     ]
-
-
-def _captions(dataset: Dataset) -> list[str]:
-    """Return the distinct captions in the dataset's order."""
-    return list(dict.fromkeys(sample.caption for sample in dataset.samples))
 
 
 def _check_judge(settings: EvaluateSettings, dataset: Dataset, prompts: list[str]) -> None:
@@ -280,3 +277,39 @@ def _holdout_loss(
         torch.device(device),
         held_out.batches(settings.evaluate.batch_size),
     )
+
+
+SIDE = 16
+NEIGHBOURS = 3
+
+
+class Judge:
+    """A classifier of images by caption: the nearest neighbours vote, weighted by distance.
+
+    It is fitted on the held-out images, which training never sees, and sees only pixels: grey,
+    scaled to 16 x 16, brightness in [0, 1]. Its own accuracy is measured on the images of the train
+    split.
+    """
+
+    def __init__(self, images: Iterable[Image], captions: Sequence[str]) -> None:
+        from sklearn.neighbors import KNeighborsClassifier
+
+        neighbours = min(NEIGHBOURS, len(captions))
+        self._classifier = KNeighborsClassifier(neighbours, weights="distance")
+        self._classifier.fit(pixel_vectors(images), list(captions))
+
+    @property
+    def captions(self) -> list[str]:
+        """The captions that it distinguishes, sorted."""
+        return [str(caption) for caption in self._classifier.classes_]
+
+    def accuracy(self, images: Iterable[Image], captions: Sequence[str]) -> float:
+        """Return the share of the images to which it assigns their caption."""
+        found = self._classifier.predict(pixel_vectors(images))
+        return float(np.mean(found == np.asarray(captions)))
+
+
+def pixel_vectors(images: Iterable[Image]) -> NDArray[np.float32]:
+    """Return grey pixels of images scaled to SIDE x SIDE (box filter), float32 [N, SIDE * SIDE]."""
+    small = [image.convert("L").resize((SIDE, SIDE), Resampling.BOX) for image in images]
+    return np.stack([np.asarray(image, dtype=np.float32).ravel() / 255 for image in small])

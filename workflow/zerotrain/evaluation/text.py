@@ -11,7 +11,7 @@ import torch
 
 from zerotrain.config.stage_settings import EvaluateSettings
 from zerotrain.data.conversation import SYSTEM, Conversation, Message, read_conversations, turns_of
-from zerotrain.data.text_format import question_of
+from zerotrain.data.text import question_of
 from zerotrain.evaluation.results import ANSWERS, Answer, Measured, spread, write_answers
 from zerotrain.models.families import Tokens, load_family
 from zerotrain.models.families.tokens import IGNORED, answer_start, decode

@@ -13,7 +13,7 @@ from zerotrain import artifact
 from zerotrain.artifact import replacing
 from zerotrain.artifact.documents import read_bytes
 from zerotrain.config.models import EvaluateConfig
-from zerotrain.data.conditioning_file import read_conditioning_images
+from zerotrain.data.conditioning import read_conditioning_images
 from zerotrain.errors import PipelineError
 from zerotrain.export.options import SampleOptions
 from zerotrain.machine.disk_errors import check_writable

@@ -23,10 +23,10 @@ from zerotrain.config.stage_settings import (
     PrepareSettings,
     StageSettings,
 )
-from zerotrain.data.conditioning_file import prompt_files
+from zerotrain.data.conditioning import prompt_files
 from zerotrain.data.files import DatasetFiles
 from zerotrain.data.open import source_files
-from zerotrain.models.composed_base import local_folders
+from zerotrain.models.base_places import local_folders
 from zerotrain.state.checkpoint_path import find_checkpoint, optimizers_beside
 
 PRESETS = Path("config/launch")

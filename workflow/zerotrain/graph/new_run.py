@@ -24,9 +24,9 @@ from zerotrain.errors import PipelineError
 from zerotrain.graph.new_text import Samples, config_text
 from zerotrain.graph.options import NewOptions
 from zerotrain.launch.planner.architecture import read_shipped
+from zerotrain.models.base_places import FAMILY as SINGLE_FILE_FAMILY
+from zerotrain.models.base_places import check_parts, find_single_file
 from zerotrain.models.hub import HUB_ID
-from zerotrain.models.single_file_base import FAMILY as SINGLE_FILE_FAMILY
-from zerotrain.models.single_file_base import check_parts, find_single_file
 
 OF_IMAGES = [name for name, kind in FAMILIES.items() if kind.modality == "image"]
 

@@ -1,7 +1,7 @@
 """DiffSynth-Studio's base model, its training loss, its inputs besides captions, and its adapter.
 
 The parts of a model (--model_id_with_origin_paths) have the same form as in `base`
-(zerotrain.models.composed_base), with parts as folders in diffusers' layout.
+(zerotrain.models.base_places), with parts as folders in diffusers' layout.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.documents import DocumentError, parse_json
-from zerotrain.data.shares import exact_share
+from zerotrain.data.source import exact_share
 from zerotrain.errors import PipelineError
 from zerotrain.importers.files import load_text
 from zerotrain.importers.imported_config import (

@@ -23,7 +23,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from zerotrain.artifact.documents import DocumentError, read_yaml
-from zerotrain.artifact.rebuilding import rebuild_hint
+from zerotrain.artifact.layout import rebuild_hint
 from zerotrain.config.scalar import scalar
 from zerotrain.config.section import Section
 from zerotrain.errors import PipelineError

@@ -12,7 +12,19 @@ from torch.nn.functional import linear
 from zerotrain.config.adapters import is_excluded
 from zerotrain.config.suggestions import nearest
 from zerotrain.errors import PipelineError
-from zerotrain.models import nf4, quanto
+from zerotrain.models.quantization import (
+    Groups,
+    Packed,
+    Rows,
+    Tables,
+    dequantize_groups,
+    dequantize_nf4,
+    dequantize_rows,
+    make_tables,
+    quantize_groups,
+    quantize_nf4,
+    quantize_rows,
+)
 
 
 class Method(NamedTuple):
@@ -27,30 +39,30 @@ class Method(NamedTuple):
 
 
 def _quantize_nf4(weight: torch.Tensor) -> list[torch.Tensor]:
-    return [*nf4.quantize(weight), *nf4.make_tables(weight.device)]
+    return [*quantize_nf4(weight), *make_tables(weight.device)]
 
 
 def _dequantize_nf4(
     found: Sequence[torch.Tensor], shape: torch.Size, dtype: torch.dtype
 ) -> torch.Tensor:
-    count = len(nf4.Packed._fields)
-    return nf4.dequantize(nf4.Packed(*found[:count]), nf4.Tables(*found[count:]), shape, dtype)
+    count = len(Packed._fields)
+    return dequantize_nf4(Packed(*found[:count]), Tables(*found[count:]), shape, dtype)
 
 
 def _groups(bits: int) -> Method:
     return Method(
-        quanto.Groups._fields,
-        partial(quanto.quantize_groups, bits=bits),
-        lambda found, *what: quanto.dequantize_groups(quanto.Groups(*found), bits, *what),
+        Groups._fields,
+        partial(quantize_groups, bits=bits),
+        lambda found, *what: dequantize_groups(Groups(*found), bits, *what),
     )
 
 
 METHODS = {
-    "nf4": Method((*nf4.Packed._fields, *nf4.Tables._fields), _quantize_nf4, _dequantize_nf4),
+    "nf4": Method((*Packed._fields, *Tables._fields), _quantize_nf4, _dequantize_nf4),
     "int8-quanto": Method(
-        quanto.Rows._fields,
-        quanto.quantize_rows,
-        lambda found, *what: quanto.dequantize_rows(quanto.Rows(*found), *what),
+        Rows._fields,
+        quantize_rows,
+        lambda found, *what: dequantize_rows(Rows(*found), *what),
     ),
     "int4-quanto": _groups(4),
     "int2-quanto": _groups(2),

@@ -13,7 +13,7 @@ from typing import Any
 
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.documents import read_header
-from zerotrain.artifact.rebuilding import rebuild_hint
+from zerotrain.artifact.layout import rebuild_hint
 from zerotrain.config.adapters import is_targeted, method_of, stack_of
 from zerotrain.config.parameter_patterns import is_frozen
 from zerotrain.errors import PipelineError

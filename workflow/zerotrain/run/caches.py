@@ -16,9 +16,8 @@ from typing import Any
 from zerotrain import artifact
 from zerotrain.artifact import file_sha256, is_published
 from zerotrain.artifact.damage import Damage, compare_hash, compare_size
-from zerotrain.artifact.in_use import is_held, without_writers
-from zerotrain.artifact.layout import DATA, RESULTS, DataFolder, runs_here
-from zerotrain.artifact.rebuilding import rebuild_hint
+from zerotrain.artifact.layout import DATA, RESULTS, DataFolder, rebuild_hint, runs_here
+from zerotrain.artifact.leftovers import is_held, without_writers
 from zerotrain.cache.layout import (
     CONDITIONING,
     INDEX,
@@ -26,12 +25,13 @@ from zerotrain.cache.layout import (
     LATENTS,
     MASKS,
     TEXT,
+    TOKENS,
     read_index,
+    read_token_index,
     shard_number,
 )
-from zerotrain.cache.orphans import orphan_shards
 from zerotrain.cache.record import ENCODING, RECORD, read_record
-from zerotrain.cache.token_layout import TOKENS, read_token_index
+from zerotrain.cache.reuse import orphan_shards
 from zerotrain.cache.writer import ORPHANS, PARTIAL
 from zerotrain.config.command_options import folder_of
 from zerotrain.config.read import read_config

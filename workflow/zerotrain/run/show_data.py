@@ -15,13 +15,13 @@ from zerotrain.artifact.layout import DataFolder, RunFolder
 from zerotrain.config.data import DataConfig
 from zerotrain.config.run import RunConfig
 from zerotrain.data.captions import prepare_captions
-from zerotrain.data.contact_sheet import MOST, Picture, draw_sheet, reduce
 from zerotrain.data.conversation import Conversation, count_keys, read_conversations
 from zerotrain.data.dataset import KIND, Sample, read_dataset
 from zerotrain.data.dataset_folder import read_bad, read_left_out
-from zerotrain.data.duplicates import perceptual_hash
 from zerotrain.data.figures import Row, format_sections, image_sections, text_sections
+from zerotrain.data.image_summary import perceptual_hash
 from zerotrain.data.open import open_source
+from zerotrain.data.sheets import MOST, Picture, draw_sheet, reduce
 from zerotrain.data.source import Found, Source
 from zerotrain.data.text import read_conversations_of
 from zerotrain.errors import PipelineError

@@ -14,18 +14,16 @@ from zerotrain.artifact.recipe import Recipe
 from zerotrain.artifact.verdicts import remembering
 from zerotrain.config.stage_settings import BuildSettings
 from zerotrain.config.suggestions import join_first
-from zerotrain.data.buckets import bucket_sizes
+from zerotrain.data.buckets import bucket_sizes, crop_and_resize
 from zerotrain.data.conversation import Conversations, read_conversations
-from zerotrain.data.crop import crop_and_resize
 from zerotrain.data.dataset import Dataset, Sample, read_dataset
 from zerotrain.data.open import open_source
 from zerotrain.data.source import Source
 from zerotrain.errors import PipelineError
 from zerotrain.models.base import KIND, MODEL_INDEX, check_config, check_model_index, part_digests
-from zerotrain.models.base_places import base_files
+from zerotrain.models.base_places import base_files, find_single_file
 from zerotrain.models.families import Family, load_family
 from zerotrain.models.hub import PUBLISHED, check_no_revision
-from zerotrain.models.single_file_base import find_single_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image

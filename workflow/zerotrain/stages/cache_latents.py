@@ -10,7 +10,6 @@ from pathlib import Path
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS
 from zerotrain.artifact.recipe import Recipe
-from zerotrain.cache.drawn_digest import drawn_digest
 from zerotrain.cache.encoding import Encoding
 from zerotrain.cache.key_ranges import link_published, publish_range, take_ranges
 from zerotrain.cache.layout import (
@@ -23,24 +22,28 @@ from zerotrain.cache.layout import (
     Entry,
     Index,
     KeyRange,
+    drawn_digest,
 )
-from zerotrain.cache.orphans import keep_orphans
-from zerotrain.cache.prompts import PROMPT_IMAGES, PROMPTS, PromptKeys, write_prompts
 from zerotrain.cache.record import (
     LONG_CAPTIONS,
+    PROMPT_IMAGES,
+    PROMPTS,
+    PromptKeys,
+    carry_index,
     carry_made_by,
     carry_record,
     present,
+    same_index,
     write_long_captions,
+    write_prompts,
 )
-from zerotrain.cache.reuse import keep_equal
+from zerotrain.cache.reuse import keep_equal, keep_orphans
 from zerotrain.cache.tokenising import cache_text
-from zerotrain.cache.unchanged import carry_index, same_index
 from zerotrain.cache.writer import StoredShards, Tensors, Written, place, write_series
 from zerotrain.config.section import ConditionedPrompt
 from zerotrain.config.stage_settings import CacheSettings
+from zerotrain.data.buckets import choose_source_views
 from zerotrain.data.dataset import read_dataset
-from zerotrain.data.source_views import choose_source_views
 from zerotrain.models.families import load_family
 from zerotrain.models.families.conditioning import check_conditioning, check_crops, check_sampling
 

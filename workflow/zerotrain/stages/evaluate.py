@@ -21,8 +21,15 @@ from zerotrain.artifact.layout import LOG
 from zerotrain.artifact.recipe import Recipe
 from zerotrain.config.stage_settings import EvaluateSettings
 from zerotrain.evaluation.images import Companion, measure_images
-from zerotrain.evaluation.results import BASE, METRICS, RAW
-from zerotrain.evaluation.tables import write_csv, write_memory, write_metrics, write_validations
+from zerotrain.evaluation.results import (
+    BASE,
+    METRICS,
+    RAW,
+    write_csv,
+    write_memory,
+    write_metrics,
+    write_validations,
+)
 from zerotrain.evaluation.text import measure_text
 from zerotrain.machine.device import device_type
 from zerotrain.machine.disk_errors import check_writable

@@ -22,11 +22,10 @@ from zerotrain.models.hub import PUBLISHED
 from zerotrain.models.trainable import check_same_parameters, choose_trained, trained_parameters
 from zerotrain.state.checkpoint_path import find_checkpoint
 from zerotrain.state.external import ExternalCheckpoint, adapter_files, layer_scales
-from zerotrain.state.external.fitting import fit
-from zerotrain.state.external.order import MODULE, Members, ModelOrder, undecayed_names
+from zerotrain.state.external.fitting import MODULE, Members, ModelOrder, fit, undecayed_names
 from zerotrain.state.open import open_checkpoint
 from zerotrain.state.position import MASTER, TrainerState
-from zerotrain.training.optim.param_groups import param_groups
+from zerotrain.training.optim.optimizer import param_groups
 
 
 def import_checkpoint(

@@ -15,16 +15,15 @@ from zerotrain.config.data import DataConfig
 from zerotrain.config.image_options import WHITE
 from zerotrain.config.image_source import ImageSourceConfig
 from zerotrain.config.scalar import one_line
+from zerotrain.data.buckets import centre_crop, limit_pixels
 from zerotrain.data.captions import (
     describe_changes,
     describe_placeholders,
     edit_captions,
     split_captions,
 )
-from zerotrain.data.conditioning import check_equal_numbers
-from zerotrain.data.conditioning_file import check_opaque
+from zerotrain.data.conditioning import check_equal_numbers, check_mask, check_opaque
 from zerotrain.data.conversation import TEXTS, Conversation
-from zerotrain.data.crop import centre_crop, limit_pixels
 from zerotrain.data.dataset import (
     IMAGES,
     ConditioningImage,
@@ -33,15 +32,12 @@ from zerotrain.data.dataset import (
     choose_split,
 )
 from zerotrain.data.dataset_folder import count_samples, publish_dataset
-from zerotrain.data.decode import UNUSED_PROFILE
+from zerotrain.data.decode import UNUSED_PROFILE, read_alpha
 from zerotrain.data.files import DatasetFiles, walk
 from zerotrain.data.image_summary import format_summary, is_same_shape, summarise_images
-from zerotrain.data.masks import check_mask
-from zerotrain.data.open import open_source
+from zerotrain.data.open import open_source, source_values
 from zerotrain.data.source import BadImageError, Found, Source
-from zerotrain.data.source_list import source_values
 from zerotrain.data.text import read_conversations_of
-from zerotrain.data.transparency import read_alpha
 from zerotrain.errors import PipelineError
 from zerotrain.machine.ordered_pool import in_order
 from zerotrain.machine.progress_bar import progress

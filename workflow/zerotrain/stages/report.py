@@ -20,13 +20,13 @@ from zerotrain.config.read import read_config
 from zerotrain.config.runs import find_config
 from zerotrain.config.stage_settings import LaunchSettings, PlannedRun, ReportSettings
 from zerotrain.config.trackers import ALL, TENSORBOARD
-from zerotrain.data.contact_sheet import draw_sheet, read_pictures
 from zerotrain.data.conversation import read_conversations
 from zerotrain.data.dataset import KIND as DATASET
 from zerotrain.data.dataset import Sample, read_dataset
 from zerotrain.data.dataset_folder import read_bad, read_left_out
 from zerotrain.data.figures import Section, image_sections, text_sections
 from zerotrain.data.open import open_source
+from zerotrain.data.sheets import draw_sheet, read_pictures
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.results import ANSWERS, spread
 from zerotrain.export.formats.loading_code import loading_code

@@ -27,7 +27,7 @@ from zerotrain.machine.detect import detect
 from zerotrain.machine.regular_file import touch
 from zerotrain.models.sizes import TRAINED
 from zerotrain.training.checkpointing import checkpoint_room, progress_folder, published
-from zerotrain.training.checkpointing.inputs import Inputs, read_inputs
+from zerotrain.training.checkpointing.preflight import Inputs, read_inputs
 from zerotrain.training.process import (
     ending,
     failures,

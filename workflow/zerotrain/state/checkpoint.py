@@ -22,7 +22,7 @@ import torch
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.documents import read_record
-from zerotrain.artifact.in_use import hold
+from zerotrain.artifact.leftovers import hold
 from zerotrain.artifact.tensor_file import TensorParts, write_tensor_file
 from zerotrain.config.optimizers import slot_shape
 from zerotrain.errors import PipelineError

@@ -88,3 +88,13 @@ def read_position(artifact: Artifact, name: str) -> TrainerState:
         PipelineError: the file is not JSON, or a value is missing or of another type.
     """
     return read_record(artifact.path(name), TrainerState, hint=HINT)
+
+
+@dataclass
+class StepCounter:
+    """The training's step and sample count, and the horizon of its schedule."""
+
+    step: int
+    samples: int
+    horizon: int
+    """lr_scheduler_steps."""

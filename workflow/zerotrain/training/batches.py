@@ -21,8 +21,13 @@ from numpy.typing import NDArray
 from zerotrain.cache.layout import Entry
 from zerotrain.cache.reader import ON_HOST, Cache, TokenCache, stacked
 from zerotrain.config.token_routes import TokenRoute, kept_tokens
-from zerotrain.data.draws import draw_routes, draw_sample, draw_variant
-from zerotrain.data.order import SampleOrder, repeat_in_rounds
+from zerotrain.data.draws import (
+    SampleOrder,
+    draw_routes,
+    draw_sample,
+    draw_variant,
+    repeat_in_rounds,
+)
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.families import Batch
 

@@ -13,18 +13,21 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.schedules import learning_rate, momentum
 from zerotrain.machine.memory_watch import MemoryWatch, memory_now
 from zerotrain.models.families import Objective
+from zerotrain.state.position import StepCounter
 from zerotrain.training import ranks
 from zerotrain.training.batches import ReadAhead
 from zerotrain.training.checkpointing.saving import Saving
-from zerotrain.training.engines.buffers import Buffers
+from zerotrain.training.checks import (
+    Buffers,
+    Losses,
+    SkippedSteps,
+    UnusedParameters,
+    nan_gradients_if_not_finite,
+)
 from zerotrain.training.engines.ema import EMA
-from zerotrain.training.engines.engine import Engine
-from zerotrain.training.engines.loss_scale import is_at_minimum
-from zerotrain.training.not_finite import Losses, SkippedSteps, nan_gradients_if_not_finite
+from zerotrain.training.engines.engine import Engine, is_at_minimum
 from zerotrain.training.reporting.log import Log, has_line
-from zerotrain.training.reporting.unused import UnusedParameters
 from zerotrain.training.reporting.validation_history import Verdict
-from zerotrain.training.step_counter import StepCounter
 
 if TYPE_CHECKING:
     from zerotrain.training.reporting.validation import Validation

@@ -25,8 +25,7 @@ from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.checkpointing.checkpoint_room import DiskWatch
 from zerotrain.training.checkpointing.provenance import Provenance, describe_provenance
 from zerotrain.training.checkpointing.saving import Saving
-from zerotrain.training.engines.determinism import use_deterministic_kernels
-from zerotrain.training.engines.torch_compile import allow_tf32
+from zerotrain.training.engines.kernels import allow_tf32, use_deterministic_kernels
 from zerotrain.training.loop import train
 from zerotrain.training.process import ending
 from zerotrain.training.process.ending import report_failure

@@ -13,14 +13,13 @@ from zerotrain.models.families import Family
 from zerotrain.models.quantized_linear import quantize_linear_layers
 from zerotrain.models.trainable import check_same_parameters, choose_trained, trained_parameters
 from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.state.position import EMA_SLOT, MASTER
+from zerotrain.state.position import EMA_SLOT, MASTER, StepCounter
 from zerotrain.state.state import FillPart, State
 from zerotrain.training.checkpointing import preflight
 from zerotrain.training.engines.ema import EMA
 from zerotrain.training.engines.engine import Engine
 from zerotrain.training.engines.gradient_checkpointing import enable_gradient_checkpointing
-from zerotrain.training.engines.torch_compile import compile_model
-from zerotrain.training.step_counter import StepCounter
+from zerotrain.training.engines.kernels import compile_model
 
 
 @dataclass(frozen=True)

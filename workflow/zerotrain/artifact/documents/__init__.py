@@ -8,8 +8,6 @@ A number is finite and has at most 128 bits, and a text is valid Unicode, so tha
 with it or writes it again needs no check of its own.
 """
 
-from zerotrain.artifact.documents.accounting import LeftOut, Names
-from zerotrain.artifact.documents.files import read_bytes, read_lines, read_text
 from zerotrain.artifact.documents.json_text import (
     check_object,
     check_type,
@@ -20,8 +18,14 @@ from zerotrain.artifact.documents.json_text import (
     read_object,
     read_record,
 )
-from zerotrain.artifact.documents.limits import DocumentError
-from zerotrain.artifact.documents.names import check_name, read_shard_names, read_weight_map
+from zerotrain.artifact.documents.limits import DocumentError, read_bytes, read_lines, read_text
+from zerotrain.artifact.documents.names import (
+    LeftOut,
+    Names,
+    check_name,
+    read_shard_names,
+    read_weight_map,
+)
 from zerotrain.artifact.documents.tensor_header import (
     TensorEntry,
     TensorHeader,

@@ -10,15 +10,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from zerotrain.artifact.documents.files import decode, read_bytes, read_lines
 from zerotrain.artifact.documents.limits import (
     AGAIN,
     DEEP,
     MOST_BITS,
-    MOST_BYTES,
     DocumentError,
     check_levels,
     check_text,
+    decode,
+    read_bytes,
+    read_lines,
 )
 
 if TYPE_CHECKING:
@@ -29,25 +30,20 @@ T = TypeVar("T")
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def read_json(
-    path: Path, *, most: int = MOST_BYTES, follow_links: bool = False, hint: str = AGAIN
-) -> Any:
+def read_json(path: Path, *, follow_links: bool = False, hint: str = AGAIN) -> Any:
     """Read a JSON file; see read_bytes and parse_json."""
-    data = read_bytes(path, most=most, follow_links=follow_links, hint=hint)
+    data = read_bytes(path, follow_links=follow_links, hint=hint)
     return parse_json(data, path, hint=hint)
 
 
-def read_object(
-    path: Path, *, most: int = MOST_BYTES, follow_links: bool = False, hint: str = AGAIN
-) -> dict[str, Any]:
+def read_object(path: Path, *, follow_links: bool = False, hint: str = AGAIN) -> dict[str, Any]:
     """Read a JSON file that holds keys with values.
 
     Raises:
         FileError: it is missing, or is a link, a folder, a pipe or a device.
         DocumentError: it is no JSON, or holds something else.
     """
-    found = read_json(path, most=most, follow_links=follow_links, hint=hint)
-    return check_object(found, path, hint=hint)
+    return check_object(read_json(path, follow_links=follow_links, hint=hint), path, hint=hint)
 
 
 def read_record(path: Path, kind: type[T], *, hint: str = AGAIN) -> T:
@@ -55,19 +51,17 @@ def read_record(path: Path, kind: type[T], *, hint: str = AGAIN) -> T:
     return check_type(read_json(path, hint=hint), kind, path, hint=hint)
 
 
-def read_json_lines(
-    path: Path, *, follow_links: bool = False, hint: str = AGAIN
-) -> Iterator[dict[str, Any]]:
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSON Lines file; empty lines are passed over.
 
     Raises:
         FileError: it is missing, or is a link, a folder, a pipe or a device.
         DocumentError: a line is no JSON object; the message names its number.
     """
-    for number, line in enumerate(read_lines(path, follow_links=follow_links, hint=hint), 1):
+    for number, line in enumerate(read_lines(path), 1):
         if line.strip():
             source = f"{path}: line {number}"
-            yield check_object(parse_json(line, source, hint=hint), source, hint=hint)
+            yield check_object(parse_json(line, source), source)
 
 
 def parse_json(text: str | bytes, source: object, *, hint: str = AGAIN, cells: bool = False) -> Any:

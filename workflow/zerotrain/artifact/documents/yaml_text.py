@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from zerotrain.artifact.documents.files import read_text
 from zerotrain.artifact.documents.limits import (
     AGAIN,
     DEEP,
@@ -24,6 +23,7 @@ from zerotrain.artifact.documents.limits import (
     LimitError,
     check_levels,
     check_values,
+    read_text,
 )
 
 Version = Literal["1.1", "1.2"]
@@ -90,7 +90,7 @@ def parse_yaml(
     return found
 
 
-def compose_yaml(text: str, source: object, *, hint: str = AGAIN, most: int = MOST_VALUES) -> Any:
+def compose_yaml(text: str, source: object) -> Any:
     """Return the nodes of YAML, which know their lines: PyYAML's, or None of an empty text.
 
     Raises:
@@ -98,8 +98,8 @@ def compose_yaml(text: str, source: object, *, hint: str = AGAIN, most: int = MO
     """
     import yaml
 
-    with _explained(source, "YAML", hint):
-        _count_yaml(text, most)
+    with _explained(source, "YAML", AGAIN):
+        _count_yaml(text, MOST_VALUES)
         found = yaml.compose(text, yaml.CSafeLoader)
     return found
 
@@ -192,7 +192,7 @@ def _describe(error: Exception) -> str:
 
     if not isinstance(error, MarkedYAMLError | yaml.MarkedYAMLError):
         ours = isinstance(error, ValueError | YAMLError | yaml.YAMLError)
-        return (_one_line(error) if ours else "") or "a value does not fit its tag"
+        return (" ".join(str(error).split()) if ours else "") or "a value does not fit its tag"
     message = f"{error.context or ''} {error.problem or ''}"
     mark = error.problem_mark or error.context_mark
     at = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -200,7 +200,3 @@ def _describe(error: Exception) -> str:
         return f"{at}the key {doubled[1]} stands twice: remove one of them"
     cause = next((ours for theirs, ours in SYNTAX.items() if theirs in message), message.strip())
     return f"{at}{cause}"
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())

@@ -15,7 +15,6 @@ import torch
 from zerotrain.artifact import link_or_copy
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats import Options, original
-from zerotrain.export.formats.modelspec import architecture, prediction
 from zerotrain.export.formats.original import (
     FLUX_WIDTH,
     SLOTS,
@@ -24,7 +23,7 @@ from zerotrain.export.formats.original import (
     to_original_layout,
 )
 from zerotrain.export.formats.tensors import LazyTensor, verify_tensors, write_tensors
-from zerotrain.export.formats.weights import ExportedWeights
+from zerotrain.export.formats.weights import ExportedWeights, architecture, prediction
 from zerotrain.models.families import Family
 from zerotrain.models.families.pipelines import pipeline_class, quiet_libraries
 

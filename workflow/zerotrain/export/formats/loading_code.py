@@ -20,7 +20,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from zerotrain.config.data import ALPACA
 from zerotrain.config.families import FAMILIES, ROOT
-from zerotrain.data.alpaca import alpaca_text
 from zerotrain.models.families.conditioning import REDUX, read_pipeline
 from zerotrain.models.pretrained import read_config
 from zerotrain.state.ran_on import RanOn, as_markdown
@@ -138,6 +137,8 @@ def text_of_readme(
     if FAMILIES[family].modality == "image":
         prompt, command, made = "a prompt like your captions", "sample", "image"
     else:
+        from zerotrain.data.text import alpaca_text
+
         prompt = alpaca_text("a question") if raw else "a question"
         command, made = "generate", "answer"
     code = loading_code(

@@ -16,7 +16,7 @@ from zerotrain.artifact.documents import read_header
 from zerotrain.artifact.verdicts import remembering
 from zerotrain.config.families import FAMILIES
 from zerotrain.errors import PipelineError
-from zerotrain.export.formats import kohya_reading, ldm
+from zerotrain.export.formats import kohya, ldm
 from zerotrain.export.formats.tensors import fold_alphas
 from zerotrain.machine.memory_errors import find_out_of_memory
 from zerotrain.models.base import MODEL_INDEX
@@ -196,7 +196,7 @@ def _load_file(pipeline: Any, family: Family, file: Path, names: list[str]) -> N
     check_lora_file(denoiser, file)
     if any(name.endswith(".lora_down.weight") for name in names):
         if family.name == "sd3":  # the pipeline's own loader would ignore all of it
-            kohya_reading.load(family, denoiser, file)
+            kohya.load(family, denoiser, file)
         else:
             pipeline.load_lora_weights(fold_alphas(load_file(file)))
     elif any(".lora_A." in name for name in names):

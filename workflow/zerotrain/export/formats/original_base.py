@@ -15,9 +15,9 @@ from zerotrain import artifact
 from zerotrain.artifact.documents import Names, read_header
 from zerotrain.export.formats.ldm import load_parts
 from zerotrain.export.formats.opening import name_file_in_errors
+from zerotrain.models.base_places import PARTS
 from zerotrain.models.families import Family
 from zerotrain.models.pretrained import read_config
-from zerotrain.models.single_file_base import PARTS
 
 V_PREDICTION, ZERO_SNR = "v_pred", "ztsnr"
 """Names of empty tensors that mark what a file's model predicts."""

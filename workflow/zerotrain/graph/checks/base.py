@@ -29,9 +29,13 @@ from zerotrain.models.base import (
     in_part,
     read_model_type,
 )
-from zerotrain.models.composed_base import Selection, read_selections
+from zerotrain.models.base_places import (
+    Selection,
+    check_single_file,
+    find_single_file,
+    read_selections,
+)
 from zerotrain.models.hub import HUB_ID, check_no_revision, open_location
-from zerotrain.models.single_file_base import check_single_file, find_single_file
 
 TARGETS, EXCLUDED = "lora.target_modules", "base_model_exclude_modules"
 """Keys that name layers by the ends of their names."""

@@ -20,8 +20,7 @@ from zerotrain.config.families.spec import Conditioning
 from zerotrain.config.problems import collect_errors
 from zerotrain.config.run import RunConfig
 from zerotrain.data.bad_samples import NO_CAPTION, Counted, count_bad
-from zerotrain.data.conditioning import check_equal_numbers
-from zerotrain.data.conditioning_file import prompt_files
+from zerotrain.data.conditioning import check_equal_numbers, prompt_files
 from zerotrain.data.files import DatasetFiles, forget_walks
 from zerotrain.data.source import Found
 from zerotrain.errors import PipelineError

@@ -18,7 +18,7 @@ from zerotrain.config.stage_settings import SETTINGS
 from zerotrain.data.dataset_folder import SAMPLES
 from zerotrain.data.open import source_files, source_roots
 from zerotrain.graph.runs import Runs
-from zerotrain.models.composed_base import local_folders
+from zerotrain.models.base_places import local_folders
 
 VERSIONS = "workflow/zerotrain/artifact/stage_versions.py"
 """What DVC reads the versions of stages from."""

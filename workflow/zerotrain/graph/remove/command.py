@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from zerotrain.artifact.documents import read_text
-from zerotrain.artifact.in_use import REMOVED, is_held, without_writers
 from zerotrain.artifact.layout import ROLLING, RunFolder
+from zerotrain.artifact.leftovers import REMOVED, is_held, without_writers
 from zerotrain.config.runs import train_command
 from zerotrain.errors import PipelineError
 from zerotrain.graph.dvc.files import recorded_below

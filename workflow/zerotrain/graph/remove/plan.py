@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import Artifact
-from zerotrain.artifact.in_use import REMOVED
 from zerotrain.artifact.layout import CONFIGS, DATA, RESULTS, DataFolder, RunFolder
+from zerotrain.artifact.leftovers import REMOVED
 from zerotrain.config.read import load_config
 from zerotrain.config.runs import KEY, is_file_name, listed_files
 from zerotrain.config.suggestions import after_question, join_first

@@ -23,7 +23,7 @@ from zerotrain.graph.switch.split import Split
 from zerotrain.launch.files import read_run_yaml
 from zerotrain.run.phase import Position
 from zerotrain.training.checkpointing import conditions, set_aside
-from zerotrain.training.checkpointing.inputs import Inputs
+from zerotrain.training.checkpointing.preflight import Inputs
 
 PUBLISHING = ("render_launch", "train_phase", "export_weights")
 """The rules that a cut runs, once each; other jobs mean that inputs have changed."""

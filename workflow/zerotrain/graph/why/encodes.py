@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerotrain.artifact import read, read_manifest
-from zerotrain.data.buckets import View, other_views
+from zerotrain.data.buckets import View, choose_source_views, other_views
 from zerotrain.data.dataset import Sample
-from zerotrain.data.source_views import choose_source_views
 from zerotrain.errors import PipelineError
 from zerotrain.graph.why.samples import count
 
@@ -138,7 +137,7 @@ def _stored(cache: Path) -> set[str]:
     from safetensors import SafetensorError, safe_open
 
     from zerotrain.cache.layout import key_of  # its package imports torch
-    from zerotrain.cache.orphans import orphan_shards
+    from zerotrain.cache.reuse import orphan_shards
     from zerotrain.cache.writer import PARTIAL
 
     shards = "*.safetensors"

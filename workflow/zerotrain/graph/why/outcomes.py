@@ -12,11 +12,10 @@ import numpy as np
 from zerotrain.artifact import is_published, read
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import CacheSettings
-from zerotrain.data.crop import centre_crop
+from zerotrain.data.buckets import centre_crop
 from zerotrain.data.dataset import Sample, caption_sha256, read_dataset
 from zerotrain.data.open import open_source
-from zerotrain.data.shares import count_epoch
-from zerotrain.data.source import Found
+from zerotrain.data.source import Found, count_epoch
 from zerotrain.errors import PipelineError
 from zerotrain.graph.currency import Currency
 from zerotrain.graph.reruns import Reruns

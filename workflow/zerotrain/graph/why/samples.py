@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 
 from zerotrain.config.image_options import WHITE
 from zerotrain.config.suggestions import join_first
+from zerotrain.data.buckets import centre_crop, limit_pixels
 from zerotrain.data.captions import prepare_captions
-from zerotrain.data.crop import centre_crop, limit_pixels
 from zerotrain.data.dataset import Dataset, Sample, caption_sha256, choose_split, read_dataset
-from zerotrain.data.decode import read_size
+from zerotrain.data.decode import read_alpha, read_size
 from zerotrain.data.files import DatasetFiles
-from zerotrain.data.open import open_source
+from zerotrain.data.open import open_source, source_values
 from zerotrain.data.source import BadImageError, Found, Source
-from zerotrain.data.source_list import source_values
-from zerotrain.data.transparency import read_alpha
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """What would happen to a phase's steps: trained, continued, trained again, or kept.
 
-As zerotrain.training.checkpointing.edited and published decide when the training starts, foreseen
+As zerotrain.training.process.start and published decide when the training starts, foreseen
 from the plan: launch files that are not rendered yet cannot be compared.
 """
 

@@ -19,7 +19,7 @@ from zerotrain.artifact.documents import read_header
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS, PRESETS
 from zerotrain.config.suggestions import known_names, nearest
 from zerotrain.errors import PipelineError
-from zerotrain.models.composed_base import Selection, read_selections
+from zerotrain.models.base_places import Selection, read_selections
 from zerotrain.models.pretrained import LIBRARIES, check_libraries, find_class_name, read_config
 from zerotrain.models.sizes import POSITIONS
 

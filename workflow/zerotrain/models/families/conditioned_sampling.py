@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from zerotrain.data.crop import centre_crop, crop_and_resize, to_pixels
+from zerotrain.data.buckets import centre_crop, crop_and_resize, to_pixels
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPTextConfig, CLIPTokenizer, T5Config, T5Tokenizer
 
 from zerotrain.artifact.documents import parse_json
-from zerotrain.data.crop import to_pixels
+from zerotrain.data.buckets import to_pixels
 from zerotrain.machine.progress_bar import progress
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any
 from zerotrain.artifact import MANIFEST, Artifact, sizes_digest
 from zerotrain.artifact.documents import read_object
 from zerotrain.errors import PipelineError
-from zerotrain.models.composed_base import read_selections
+from zerotrain.models.base_places import read_selections
 from zerotrain.run.lineage.chain import (
     SHORT,
     Finding,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from zerotrain.artifact import Artifact
+from zerotrain.data.sheets import cut_rows
 from zerotrain.evaluation.results import ANSWERS, BASE, RAW, compare_metrics, read_answers
 from zerotrain.machine.regular_file import open_to_read
 from zerotrain.run.phase import PhaseView
 from zerotrain.run.report.parts import Missing, Picture, Table
 from zerotrain.run.view import RunView
-from zerotrain.training.reporting.grid import cut_rows
 
 if TYPE_CHECKING:
     from zerotrain.config.models import EvaluateConfig, Phase

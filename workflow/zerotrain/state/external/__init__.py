@@ -1,10 +1,12 @@
-"""External checkpoints: read like zerotrain's, and DeepSpeed's universal checkpoint written."""
+"""External checkpoints: read like zerotrain's, and DeepSpeed's universal checkpoint written.
+
+Folders of torch.distributed.checkpoint, as FSDP and torchtitan write them, are named and not read.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +16,7 @@ from zerotrain.state.external.accelerate import open_accelerate, open_weights_fi
 from zerotrain.state.external.checkpoint import ExternalCheckpoint
 from zerotrain.state.external.consistency import STEP_FILES, reading
 from zerotrain.state.external.deepspeed import open_deepspeed
-from zerotrain.state.external.distributed import check_not_distributed
-from zerotrain.state.external.left_out import list_files
-from zerotrain.state.external.progress import INFO, OF_STEP, read_file_progress
+from zerotrain.state.external.other_files import INFO, OF_STEP, list_files, read_file_progress
 from zerotrain.state.external.ranks import find_tag_folder, is_tag_folder, is_universal
 from zerotrain.state.external.universal import describe_omissions, open_universal, write_universal
 from zerotrain.state.external.weight_files import SafeTensors, find_weights
@@ -26,9 +26,7 @@ DRAFT = "tmp-"
 __all__ = ["ExternalCheckpoint", "describe_omissions", "open_external", "write_universal"]
 
 
-def open_external(
-    folder: Path, *, trust_pickle: bool = False, parameter_names: Sequence[str] | None = None
-) -> ExternalCheckpoint:
+def open_external(folder: Path, *, trust_pickle: bool = False) -> ExternalCheckpoint:
     """Open another program's checkpoint, recognised by its layout.
 
     It may be DeepSpeed's (a folder with `latest`, or a tag folder; ZeRO 0 to 3, and universal), or
@@ -38,36 +36,29 @@ def open_external(
     Args:
         folder: The checkpoint: a folder, a file in it, or a safetensors file of weights alone.
         trust_pickle: Whether pickles may name any class and run its code.
-        parameter_names: The trained parameters in the optimizer's order; needed only for torch's
-            numbered optimizers.
 
     Raises:
         PipelineError: the layout is unknown, or the checkpoint is damaged or incomplete.
     """
     with reading(folder):
-        return _open(find_checkpoint(folder), trust_pickle, parameter_names)
+        return _open(find_checkpoint(folder), trust_pickle)
 
 
-def _open(
-    folder: Path, trust_pickle: bool, parameter_names: Sequence[str] | None
-) -> ExternalCheckpoint:
+def _open(folder: Path, trust_pickle: bool) -> ExternalCheckpoint:
     if folder.is_file():
-        return open_weights_file(folder, trust_pickle=trust_pickle, parameter_names=parameter_names)
+        return open_weights_file(folder, trust_pickle=trust_pickle)
     if not folder.is_dir():
         raise PipelineError(f"{folder}: no such folder", hint="give the folder of the checkpoint")
     if tag := find_tag_folder(folder):
-        opened = (
-            open_universal(tag, trust_pickle=trust_pickle)
-            if is_universal(tag)
-            else open_deepspeed(tag, trust_pickle=trust_pickle, parameter_names=parameter_names)
-        )
+        open_tag = open_universal if is_universal(tag) else open_deepspeed
+        opened = open_tag(tag, trust_pickle=trust_pickle)
         inside = [] if tag == folder else list_files(tag, ())
         tags = filter(is_tag_folder, folder.iterdir())
         return replace(opened, lost=[*opened.lost, *list_files(folder, tags), *inside])
     check_not_distributed(folder)
     (below, drafts), weights = find_checkpoints_below(folder), find_weights(folder)[0]
     if weights and (not below or weights[0].parent == folder):
-        opened = open_accelerate(folder, trust_pickle=trust_pickle, parameter_names=parameter_names)
+        opened = open_accelerate(folder, trust_pickle=trust_pickle)
         unread = list_files(folder, [*weights, *below, *drafts])
         return replace(opened, lost=[*opened.lost, *unread])
     names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
@@ -128,3 +119,33 @@ def _is_checkpoint(folder: Path) -> bool:
 
 def _has_optimizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in OPTIMIZERS)
+
+
+METADATA = ".metadata"
+MODELS = ("pytorch_model_fsdp_0", "pytorch_model_fsdp", "model")
+"""Folders of the model in one of accelerate's or HF Trainer's FSDP."""
+WHOLE = "pytorch_model_fsdp.bin"
+"""accelerate's file of a model that FSDP saved as a whole."""
+
+
+def check_not_distributed(folder: Path) -> None:
+    """Check that a folder is no checkpoint of torch.distributed.checkpoint, or of FSDP as a whole.
+
+    Raises:
+        PipelineError: it is; the hint says how its weights become readable.
+    """
+    if (folder / WHOLE).is_file():
+        raise PipelineError(
+            f"{folder}: a checkpoint of FSDP, whose weights are in {WHOLE}; it is not read",
+            hint="copy that file to a folder of its own as pytorch_model.bin and name this one: "
+            "it starts from the weights; the optimizer's state is left out",
+        )
+    model = next((name for name in MODELS if (folder / name / METADATA).is_file()), None)
+    if model is None and not (folder / METADATA).is_file():
+        return
+    place = folder / model if model is not None else folder
+    raise PipelineError(
+        f"{folder}: a checkpoint of torch.distributed.checkpoint (FSDP, torchtitan), not read",
+        hint=f"`accelerate merge-weights {place} OUT` writes its weights as OUT/model.safetensors, "
+        "which is read; the optimizer's state is left out",
+    )

@@ -9,7 +9,7 @@ transformers Trainer._save_checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from zerotrain.errors import PipelineError
 from zerotrain.state.checkpoint_path import OPTIMIZERS, optimizers_beside
 from zerotrain.state.external import adapter_files, numbered, pickles
-from zerotrain.state.external.checkpoint import ExternalCheckpoint
+from zerotrain.state.external.checkpoint import ExternalCheckpoint, TorchOptimizer
 from zerotrain.state.external.consistency import (
     AGAIN,
     STEP_FILES,
@@ -29,20 +29,16 @@ from zerotrain.state.external.consistency import (
     check_tensors,
     read_number,
 )
-from zerotrain.state.external.progress import Progress, read_file_progress, read_progress
-from zerotrain.state.external.torch_optimizer import TorchOptimizer
+from zerotrain.state.external.other_files import Progress, read_file_progress, read_progress
 from zerotrain.state.external.weight_files import SafeTensors, check_shards, find_weights
 
 
-def open_accelerate(
-    folder: Path, *, trust_pickle: bool = False, parameter_names: Sequence[str] | None = None
-) -> ExternalCheckpoint:
+def open_accelerate(folder: Path, *, trust_pickle: bool = False) -> ExternalCheckpoint:
     """Open a folder of weights and a torch optimizer.
 
     Args:
         folder: A folder such as diffusers' checkpoint-500/.
         trust_pickle: Whether pickles may name any class and run its code.
-        parameter_names: The trained parameters, in the order of the optimizer's param groups.
 
     Raises:
         PipelineError: a file is truncated, or shapes of weights and moments differ.
@@ -108,7 +104,6 @@ def open_accelerate(
         folder,
         weights,
         optimizer,
-        parameter_names,
         step=step,
         samples=0,
         engine={
@@ -128,9 +123,7 @@ def open_accelerate(
     return replace(opened, adapter=adapter, progress=described)
 
 
-def open_weights_file(
-    path: Path, *, trust_pickle: bool = False, parameter_names: Sequence[str] | None = None
-) -> ExternalCheckpoint:
+def open_weights_file(path: Path, *, trust_pickle: bool = False) -> ExternalCheckpoint:
     """Open a safetensors file of weights: a model, or an adapter.
 
     Its header, its name or its folder's may contain the step (step-2000, cat-step00002000,
@@ -155,7 +148,6 @@ def open_weights_file(
         path,
         weights,
         optimizer,
-        parameter_names,
         step=progress.step or 0,
         samples=0,
         engine=engine,

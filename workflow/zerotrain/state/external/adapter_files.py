@@ -25,7 +25,7 @@ from zerotrain.state.external import layer_scales
 from zerotrain.state.external.checkpoint import ExternalCheckpoint
 from zerotrain.state.external.consistency import read_number
 from zerotrain.state.external.fitting import find_prefix
-from zerotrain.state.external.left_out import has_effect, list_settings
+from zerotrain.state.external.other_files import has_effect, list_settings
 from zerotrain.state.position import MASTER
 
 STEMS = ("adapter_model", "pytorch_lora_weights")

@@ -10,9 +10,14 @@ from typing import Any
 import torch
 
 from zerotrain.errors import PipelineError
-from zerotrain.state.external.checkpoint import ExternalCheckpoint, NumberedWeights, external_state
+from zerotrain.state.external.checkpoint import (
+    ExternalCheckpoint,
+    NumberedWeights,
+    TorchOptimizer,
+    Weights,
+    external_state,
+)
 from zerotrain.state.external.consistency import group_values
-from zerotrain.state.external.torch_optimizer import TorchOptimizer, Weights
 from zerotrain.state.position import ADAM_SLOTS, MASTER
 
 
@@ -34,7 +39,6 @@ def open_numbered(
     folder: Path,
     weights: Weights,
     optimizer: TorchOptimizer,
-    parameter_names: Sequence[str] | None,
     *,
     step: int | None,
     samples: int,
@@ -50,8 +54,6 @@ def open_numbered(
         weights: Every tensor by name, in any dtype, without second names; mapped, or read on
             access.
         optimizer: Its state; it is omitted if names are uncertain, and `lost` reports that.
-        parameter_names: The trained parameters in the model's order, which the numbers follow if
-            there is one param group; the optimizer's names, or unique shapes, take precedence.
         tied: Second names of tensors.
         step: Optimizer steps, if the caller has a better source than the optimizer.
 
@@ -59,17 +61,13 @@ def open_numbered(
         PipelineError: names are missing from the weights, or shapes differ.
     """
 
-    def check_given(given: Sequence[str]) -> None:
-        missing = [name for name in given if name not in weights]
-        if missing:
+    def name(names: Sequence[str] | None, given: Sequence[str]) -> ExternalCheckpoint:
+        if missing := [name for name in given if name not in weights]:
             raise PipelineError(
                 f"{folder}: {missing[0]} and {len(missing) - 1} more of the given parameters are "
                 f"not in its weights, whose names are like {next(iter(weights), 'none')}",
                 hint="give the names as the weights' file has them",
             )
-
-    def name(names: Sequence[str] | None, given: Sequence[str]) -> ExternalCheckpoint:
-        check_given(given)
         floats = [name for name, tensor in weights.items() if tensor.is_floating_point()]
         trained = list(given or names or floats)
         known = set(trained)
@@ -114,14 +112,9 @@ def open_numbered(
         )
 
     of_names = name
-    check_given(parameter_names or ())
-    names = optimizer.find_names(weights)
-    if not names and parameter_names and len(optimizer.groups) <= 1:
-        # With several groups the model's order does not determine the members of each.
-        names = list(parameter_names)
-    if names:
+    if names := optimizer.find_names(weights):
         optimizer.check(folder, names, weights)
-    return name(names, names or parameter_names or ())
+    return name(names, names or ())
 
 
 def _list_unread(

@@ -30,11 +30,11 @@ import torch
 from zerotrain.artifact.tensor_file import same_bits
 from zerotrain.errors import PipelineError
 from zerotrain.machine.regular_file import write_text
-from zerotrain.state.external import numbered, partitions, pickles, records
+from zerotrain.state.external import numbered, partitions, pickles
 from zerotrain.state.external.checkpoint import ExternalCheckpoint, external_state
 from zerotrain.state.external.consistency import read_number
 from zerotrain.state.external.deepspeed import count_samples, describe_engine, frozen_shapes
-from zerotrain.state.external.left_out import list_keys
+from zerotrain.state.external.other_files import list_keys
 from zerotrain.state.external.ranks import (
     count_updates,
     layout_error,
@@ -229,7 +229,7 @@ def open_universal(tag: Path, *, trust_pickle: bool = False) -> ExternalCheckpoi
         tensor = content.get("param") if isinstance(content, dict) else content
         if not isinstance(tensor, torch.Tensor):
             raise layout_error(path, "holds no tensor")
-        if (saved := records.saved_name(path)) in FILES.values() and saved != path.name:
+        if (saved := pickles.saved_name(path)) in FILES.values() and saved != path.name:
             raise layout_error(path, f"was saved as {saved}: files are exchanged or renamed")
         return tensor.detach()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from zerotrain.artifact.in_use import remove
+from zerotrain.artifact.leftovers import remove
 from zerotrain.config import optimizers
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase

@@ -35,8 +35,8 @@ from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, RECORDS, Artifact, replacing, write_json
 from zerotrain.artifact.damage import find_damage
 from zerotrain.artifact.documents import read_object
-from zerotrain.artifact.in_use import REMOVED, remove
 from zerotrain.artifact.layout import LOG as LOG
+from zerotrain.artifact.leftovers import REMOVED, remove
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.regular_file import make_folder, open_to_read, write_bytes

@@ -22,7 +22,7 @@ from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.output import print_message
 from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing import conditions, set_aside
-from zerotrain.training.checkpointing.inputs import Inputs
+from zerotrain.training.checkpointing.preflight import Inputs
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 
 KIND = "checkpoint"

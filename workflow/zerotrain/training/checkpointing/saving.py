@@ -27,7 +27,7 @@ from zerotrain.launch.schedules import learning_rate, momentum
 from zerotrain.machine.disk_errors import DiskError
 from zerotrain.machine.host import detect_host
 from zerotrain.state.checkpoint import KIND, write_position
-from zerotrain.state.position import EMA_SLOT, MASTER, TrainerState
+from zerotrain.state.position import EMA_SLOT, MASTER, StepCounter, TrainerState
 from zerotrain.state.state import SHARD_BYTES
 from zerotrain.training import ranks
 from zerotrain.training.checkpointing.checkpoint_room import (
@@ -49,7 +49,6 @@ from zerotrain.training.engines.engine import Engine
 from zerotrain.training.optim.optimizer import describe_group
 from zerotrain.training.reporting.log import Log
 from zerotrain.training.reporting.validation_history import note_best
-from zerotrain.training.step_counter import StepCounter
 
 T = TypeVar("T")
 

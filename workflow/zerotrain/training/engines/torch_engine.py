@@ -28,19 +28,18 @@ from zerotrain.models.trainable import trained_parameters
 from zerotrain.state.checkpoint import Fragment
 from zerotrain.state.position import MASTER
 from zerotrain.state.state import FillPart
-from zerotrain.training.engines.engine import STEADY, describe_phase
-from zerotrain.training.engines.loss_scale import LossScale
+from zerotrain.training.engines.engine import STEADY, LossScale, describe_phase
 from zerotrain.training.optim.optimizer import (
     Packed,
     group_scalars,
     open_optimizers,
+    param_groups,
     probe_scalar_state,
     read_slot,
     scalar_state_like,
     scalars_of,
     set_hyperparameters,
 )
-from zerotrain.training.optim.param_groups import param_groups
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

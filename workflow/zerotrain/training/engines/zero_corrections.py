@@ -1,18 +1,29 @@
-"""What DeepSpeed lacks or does wrong: the memory of its start, the loss scale of a step, clipping
-of each gradient value, and swapping to a disk, with a separate folder and gradients that are read
-back."""
+"""What DeepSpeed lacks or does wrong, or does at every start without need.
+
+These are the memory and seconds of its start, the loss scale of a step, clipping of each gradient
+value, and swapping to a disk, with a separate folder and gradients that are read back.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cpuinfo
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.swap_tensor.utils import swap_in_tensors
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+from zerotrain.artifact.documents import read_object
+from zerotrain.machine.compiled_ops import ops_folder
+from zerotrain.machine.regular_file import write_text
 
 
 class _ClonedToHost(torch.Tensor):
@@ -122,3 +133,47 @@ def read_gradients_through_aligned_memory(zero: Any) -> None:
             gradient_tensor.narrow(0, swapped.offset, swapped.length).copy_(part)
 
     swapper._swap_in_pinned_gradients = read
+
+
+MUON = "deepspeed.runtime.zero.muon.muon_optimizer"
+PROCESSOR = "processor.json"
+"""File in the folder of the compiled ops, which is specific to this processor."""
+
+
+def import_muon() -> None:
+    """Import DeepSpeed's Muon as deepspeed.initialize would, but leave its functions uncompiled.
+
+    Decorating them imports all of torch's compiler, and nothing here uses them.
+    """
+    compiler, torch.compile = torch.compile, _skip_compilation  # type: ignore[assignment]
+    try:
+        importlib.import_module(MUON)
+    finally:
+        torch.compile = compiler
+
+
+def _skip_compilation(function: Callable[..., Any] | None = None, **_: Any) -> Any:
+    return _skip_compilation if function is None else function
+
+
+def remember_processor() -> None:
+    """Make cpuinfo inspect the processor only once.
+
+    An inspection runs programs for a second or two, and each op that DeepSpeed loads makes one.
+    """
+    if getattr(cpuinfo.get_cpu_info, "__module__", "").startswith(cpuinfo.__name__):
+        cpuinfo.get_cpu_info = functools.cache(
+            functools.partial(_read_or_detect, cpuinfo.get_cpu_info)
+        )
+
+
+def _read_or_detect(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    path = ops_folder() / PROCESSOR
+    with contextlib.suppress(OSError, ValueError):
+        return read_object(path)
+    processor = look()
+    draft = path.with_name(f"{PROCESSOR}.new-{os.getpid()}")
+    with contextlib.suppress(OSError):  # the folder may be read-only
+        write_text(draft, json.dumps(processor))
+        draft.replace(path)
+    return processor

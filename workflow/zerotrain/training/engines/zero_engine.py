@@ -29,28 +29,29 @@ from zerotrain.machine.device import device_type
 from zerotrain.models.trainable import trained_parameters
 from zerotrain.state.checkpoint import Fragment
 from zerotrain.state.state import FillPart, parts_of
-from zerotrain.training.engines.deepspeed_start import import_muon, remember_processor
-from zerotrain.training.engines.engine import STEADY, describe_phase
-from zerotrain.training.engines.loss_scale import LossScale, clamp_state
+from zerotrain.training.engines.engine import STEADY, LossScale, clamp_state, describe_phase
 from zerotrain.training.engines.zero_corrections import (
     clip_each_value,
+    import_muon,
     one_copy_on_device,
     point_to,
     raise_scale_after_step,
     read_gradients_through_aligned_memory,
+    remember_processor,
 )
 from zerotrain.training.engines.zero_partitions import GroupPartitions, ParameterPartitions
 from zerotrain.training.optim.adam_bf16_states import AdamBf16States
 from zerotrain.training.optim.optimizer import (
+    ParamGroup,
     group_scalars,
     group_values,
     open_optimizers,
+    param_groups,
     probe_scalar_state,
     scalar_state_like,
     scalars_of,
     set_hyperparameters,
 )
-from zerotrain.training.optim.param_groups import ParamGroup, param_groups
 
 # DeepSpeed calls collectives by deprecated names several times at every step.
 warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)

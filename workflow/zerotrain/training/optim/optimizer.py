@@ -1,21 +1,22 @@
 """A phase's optimizer as a torch class: how it is built, scheduled, and recorded in a state.
 
 The engines differ in what they step: flat tensors of many parameters, parts of such, or whole
-parameters.
+parameters. Groups share learning rate and weight decay, the same under every engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from zerotrain.config import optimizers
+from zerotrain.config.parameter_patterns import check_pattern_matches, matches
+from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.training.optim.lion import Lion
-from zerotrain.training.optim.param_groups import ParamGroup
 from zerotrain.training.optim.prodigy import Prodigy
 
 Parameters = Sequence[torch.Tensor]
@@ -68,7 +69,8 @@ def open_optimizers(
         muon = [group_values(phase, group) for group in groups]
         for values in muon:
             del values["betas"]
-            values |= {"eps": phase.train.optimizer_args.get("eps", _default(phase, "eps"))}
+            default = optimizers.find(phase.train.optimizer)[0].arguments["eps"]
+            values |= {"eps": phase.train.optimizer_args.get("eps", default)}
         return [
             _open(phase, torch.optim.Muon, muon, [_select(p, matrix=True) for p in parameters]),
             _open(
@@ -126,10 +128,6 @@ class Packed(Protocol):
         self, parameter: torch.Tensor, updates: int, slots: Mapping[str, torch.Tensor]
     ) -> None:
         """Load slots and the count of updates."""
-
-
-def _default(phase: ResolvedPhase, key: str) -> Any:
-    return optimizers.find(phase.train.optimizer)[0].arguments[key]
 
 
 def _select(parameters: Parameters, *, matrix: bool) -> Parameters:
@@ -270,3 +268,106 @@ def scalar_state_like(
         key: torch.full_like(old, values[key]) if isinstance(old, torch.Tensor) else values[key]
         for key, old in template.items()
     }
+
+
+class Lion(torch.optim.Optimizer):
+    """Optimizer that steps by the sign of a momentum, interpolated twice.
+
+    Chen et al., "Symbolic Discovery of Optimization Algorithms" (2023),
+    https://arxiv.org/abs/2302.06675, algorithm 2:
+        c = beta1 m + (1 - beta1) g;  w = w - lr (sign(c) + weight_decay w);
+        m = beta2 m + (1 - beta2) g.
+
+    Args:
+        params: Parameters, or groups of them with separate values.
+        lr: Learning rate.
+        betas: Interpolation factors of the step and of the momentum, each in [0, 1).
+        weight_decay: Decoupled weight decay.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:
+        if lr < 0 or weight_decay < 0:
+            raise ValueError(f"lr {lr} and weight_decay {weight_decay} must not be negative")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas {betas} must be in [0, 1)")
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        loss = closure() if closure else None
+        for group in self.param_groups:
+            rate, (beta1, beta2) = group["lr"], group["betas"]
+            for weights in group["params"]:
+                if weights.grad is None:
+                    continue
+                state = self.state[weights]
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(weights)
+                momentum = state["exp_avg"]
+                weights.mul_(1 - rate * group["weight_decay"])
+                weights.add_(momentum.lerp(weights.grad, 1 - beta1).sign_(), alpha=-rate)
+                momentum.lerp_(weights.grad, 1 - beta2)
+        return loss
+
+
+@dataclass(frozen=True)
+class ParamGroup:
+    """Parameters with one learning rate and one weight decay."""
+
+    names: list[str]
+    learning_rate: float
+    """Peak of the schedule."""
+    weight_decay: float
+
+    def rate(self, learning_rate: float, train: TrainConfig) -> float:
+        """Return the group's rate at a step where the phase's rate is `learning_rate`."""
+        if self.learning_rate == train.learning_rate:
+            return learning_rate
+        return learning_rate * (self.learning_rate / train.learning_rate)
+
+
+def param_groups(train: TrainConfig, shapes: Mapping[str, Sequence[int]]) -> list[ParamGroup]:
+    """Sort the trained parameters into groups: those of `param_groups`, then the rest.
+
+    Args:
+        train: The phase's `train` section.
+        shapes: Shapes of the trained parameters, in model order; under ZeRO-3 the whole shapes.
+
+    Raises:
+        PipelineError: a pattern matches no trained parameter.
+    """
+    left = names = list(shapes)
+    groups: list[ParamGroup] = []
+
+    def add(inside: list[str], rate: float, decay: float | None) -> None:
+        if decay is not None:
+            groups.append(ParamGroup(inside, rate, decay))
+            return
+        matrices = [name for name in inside if len(shapes[name]) > 1]
+        groups.append(ParamGroup(matrices, rate, train.adam_weight_decay))
+        vectors = [name for name in inside if len(shapes[name]) <= 1]
+        groups.append(ParamGroup(vectors, rate, 0.0))
+
+    decay = None if train.no_decay_norm_bias else train.adam_weight_decay
+    for group in train.param_groups:
+        for pattern in group.parameters:
+            check_pattern_matches("param_groups", pattern, names)
+        inside = [n for n in left if any(matches(p, n) for p in group.parameters)]
+        left = [name for name in left if name not in set(inside)]
+        add(
+            inside,
+            train.learning_rate if group.learning_rate is None else group.learning_rate,
+            decay if group.adam_weight_decay is None else group.adam_weight_decay,
+        )
+    add(left, train.learning_rate, decay)
+    return [group for group in groups if group.names]

@@ -30,7 +30,7 @@ from zerotrain.machine import compiled_ops
 from zerotrain.machine.output import print_message
 from zerotrain.training import ranks
 from zerotrain.training.checkpointing import checkpoint_room
-from zerotrain.training.checkpointing.inputs import read_inputs
+from zerotrain.training.checkpointing.preflight import read_inputs
 from zerotrain.training.checkpointing.progress_folder import end_step, newest_intact
 from zerotrain.training.process import ending, failures, lock, machines
 from zerotrain.training.process.machines import adopt_single, adopt_slurm, init_process_group

@@ -25,19 +25,19 @@ from pydantic import Field
 from safetensors import safe_open
 
 from zerotrain.artifact.documents import check_type, parse_json, read_header
+from zerotrain.data.sheets import (
+    BACKGROUND,
+    GRID_GAP,
+    LABEL_FONT_SIZE,
+    LABEL_INK,
+    LABEL_WIDTH,
+    draw_grid,
+    grid_cell_size,
+)
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.machine.child_process import end_with_parent
 from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.regular_file import make_folder, open_new, open_to_read
-from zerotrain.training.reporting.grid import (
-    BACKGROUND,
-    FONT_SIZE,
-    GAP,
-    INK,
-    LABEL_WIDTH,
-    cell_size,
-    draw_grid,
-)
 
 if TYPE_CHECKING:
     from zerotrain.models.families.diffusion import DiffusionFamily
@@ -138,13 +138,13 @@ def _over_steps(folder: Path, prompts: list[str]) -> Image.Image:
         for number in range(len(prompts))
     ]
     grid = draw_grid(prompts, rows)
-    head = FONT_SIZE + 2 * GAP
+    head = LABEL_FONT_SIZE + 2 * GRID_GAP
     whole = Image.new("RGB", (grid.width, grid.height + head), BACKGROUND)
     whole.paste(grid, (0, head))
-    draw, font = ImageDraw.Draw(whole), ImageFont.load_default(FONT_SIZE)
+    draw, font = ImageDraw.Draw(whole), ImageFont.load_default(LABEL_FONT_SIZE)
     for column, path in enumerate(steps):
-        left = LABEL_WIDTH + GAP + column * (cell_size(rows[0][0].size)[0] + GAP)
-        draw.text((left, GAP), f"step {int(path.stem[5:])}", fill=INK, font=font)
+        left = LABEL_WIDTH + GRID_GAP + column * (grid_cell_size(rows[0][0].size)[0] + GRID_GAP)
+        draw.text((left, GRID_GAP), f"step {int(path.stem[5:])}", fill=LABEL_INK, font=font)
     return whole
 
 

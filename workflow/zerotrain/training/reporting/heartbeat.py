@@ -24,7 +24,7 @@ from pydantic import Field
 from zerotrain.artifact.documents import read_record
 from zerotrain.machine.process_record import Number, ProcessRecord, Seconds, this_process
 from zerotrain.machine.regular_file import make_folder, write_text
-from zerotrain.training.step_counter import StepCounter
+from zerotrain.state.position import StepCounter
 
 RANKS = "ranks"
 BEAT_SECONDS = 1.0

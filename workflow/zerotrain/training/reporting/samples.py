@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save
 
-from zerotrain.cache.prompts import Prompts
 from zerotrain.cache.reader import Cache
+from zerotrain.cache.record import Prompts
 from zerotrain.data.draws import IMAGE_SEEDS, generator
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
