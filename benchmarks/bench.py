@@ -32,8 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 from zerotrain.artifact.source_commit import source_commit
+from zerotrain.machine.device import software
 from zerotrain.machine.host import detect_host, gib
-from zerotrain.machine.software import software
 
 HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"

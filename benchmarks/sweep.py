@@ -28,8 +28,7 @@ from zerotrain.config import settings_file
 from zerotrain.config.read import read_config
 from zerotrain.config.runs import read_runs
 from zerotrain.config.stage_settings import LaunchSettings
-from zerotrain.graph.artifacts import Artifacts, Planned
-from zerotrain.graph.files import digests
+from zerotrain.graph.artifacts import Artifacts, Planned, digests
 from zerotrain.graph.runs import Runs
 from zerotrain.graph.sweep import sweep
 from zerotrain.launch.planner.forecast import machine_memory

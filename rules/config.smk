@@ -25,11 +25,11 @@ if shutil.which("zerotrain") is None:
     os.environ.update(PATH=here)
 
 from zerotrain.machine.child_process import end_with_supervisor
-from zerotrain.graph.dvc.read_only import make_writable
+from zerotrain.graph.dvc.record import make_writable
 from zerotrain.graph.artifacts import Artifacts
 from zerotrain.graph.currency import refresh
-from zerotrain.graph.inputs import JobInputs, option, options
-from zerotrain.graph.resources import JobResources
+from zerotrain.graph.jobs import JobInputs, option, options
+from zerotrain.graph.jobs import JobResources
 from zerotrain.graph.runs import Runs, checked, config_file, hasten_plan
 from zerotrain.graph.terminal.handler import replace_output
 from zerotrain.graph.why import first_lines

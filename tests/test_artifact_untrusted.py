@@ -19,7 +19,7 @@ from zerotrain.artifact import MANIFEST, link_or_copy
 from zerotrain.cache.layout import listed_shards
 from zerotrain.errors import PipelineError
 from zerotrain.export.command import convert
-from zerotrain.run.lineage.index import UnreadableError, load
+from zerotrain.run.lineage.chain import UnreadableError, load
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.external.accelerate import find_weights
 from zerotrain.state.external.ranks import find_tag_folder

@@ -14,9 +14,8 @@ from zerotrain.config.runs import KEY
 from zerotrain.graph.new_run import new
 from zerotrain.graph.options import NewOptions
 from zerotrain.graph.sweep import runs_text
-from zerotrain.graph.switch.split import Split, split_phase
-from zerotrain.importers.imported_config import ImportedConfig, Note
-from zerotrain.importers.write import config_text
+from zerotrain.graph.switch.edit import Split, split_phase
+from zerotrain.importers.imported_config import ImportedConfig, Note, config_text
 
 BREAKS = ["\n", "\r", "\x0b", "\x0c", "\x85", "\u2028", "\u2029"]
 INJECTED = "x{}seed: 666{}# "

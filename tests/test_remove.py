@@ -15,7 +15,7 @@ from tests.builders.watched_runs import WatchedRun
 
 from zerotrain.artifact.leftovers import WriterLock, hold
 from zerotrain.errors import PipelineError
-from zerotrain.graph.remove.command import remove
+from zerotrain.graph.remove import remove
 from zerotrain.machine import file_lock
 from zerotrain.machine.disk import size
 

@@ -16,7 +16,7 @@ from zerotrain.config.command_options import config_of
 from zerotrain.errors import PipelineError
 from zerotrain.graph.why.report import split_words
 from zerotrain.run.caches import find_caches
-from zerotrain.run.trained_weights import find_trained
+from zerotrain.run.runs import find_trained
 
 APP = cli.command_line()
 ROOT = Path(__file__).parents[1]

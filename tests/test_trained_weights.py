@@ -15,8 +15,8 @@ from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.export.options import ExportOptions
 from zerotrain.export.sample import save_image
-from zerotrain.run import trained_weights
-from zerotrain.run.trained_weights import exportable, find_trained, usable_weights
+from zerotrain.run import runs
+from zerotrain.run.runs import exportable, find_trained, usable_weights
 
 CONFIG = "run: digits\nbase: nano\n"
 
@@ -183,7 +183,7 @@ def test_an_export_takes_the_newest_as_well(capsys: pytest.CaptureFixture[str]) 
     weights = Path("results/digits/offload/weights")
     assert exportable(Path("digits"), None) == (weights, None)
     assert "using digits/offload: weights of step 700" in capsys.readouterr().err
-    (trained_weights.RESULTS / "digits/plain/weights/manifest.json").unlink()
+    (runs.RESULTS / "digits/plain/weights/manifest.json").unlink()
     rolling = Path("results/digits/plain/progress/step-00000300")
     assert exportable(Path("digits/plain"), None) == (rolling, Path("config/digits.yaml"))
 

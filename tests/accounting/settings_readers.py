@@ -16,8 +16,8 @@ from zerotrain.config.read import parse_config
 from zerotrain.config.runs import read_runs
 from zerotrain.errors import PipelineError
 from zerotrain.importers.command_line import import_command
+from zerotrain.importers.imported_config import report
 from zerotrain.importers.reading import ImportOptions, import_file
-from zerotrain.importers.write import report
 from zerotrain.launch.preset import read_preset
 
 

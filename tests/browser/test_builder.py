@@ -18,7 +18,7 @@ from tests.browser.training import START
 from tests.builders.terminals import start_stand_in
 from tests.builders.watched_runs import WatchedRun
 
-from zerotrain.machine.process_record import this_process
+from zerotrain.machine.processes import this_process
 
 REFERENCES = Path("tests/importing/references")
 SETS = [

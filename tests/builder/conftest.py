@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from zerotrain.builder.app import create_app
-from zerotrain.builder.settings import BuilderSettings
+from zerotrain.builder.pages import BuilderSettings
 
 SETTINGS = BuilderSettings(token="the-token")
 ADDRESS = "http://127.0.0.1:8417"

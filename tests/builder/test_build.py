@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from tests.builder.conftest import ADDRESS
 from tests.builders.traced_models import traced_model
 
-from zerotrain.builder.start import find_sources
+from zerotrain.builder.run_pages import find_sources
 from zerotrain.builder.traces import Traces, Tracing
 
 FULL = "config/sdxl-full-24gb.yaml"
@@ -240,7 +240,7 @@ def test_the_server_imports_no_torch() -> None:
         "import sys\n"
         "from starlette.testclient import TestClient\n"
         "from zerotrain.builder.app import create_app\n"
-        "from zerotrain.builder.settings import BuilderSettings\n"
+        "from zerotrain.builder.pages import BuilderSettings\n"
         "from zerotrain.builder.traces import Traces, Tracing\n"
         "Traces.find = lambda *_, **__: Tracing('')\n"
         f"client = TestClient(create_app(BuilderSettings(token='t')), base_url='{ADDRESS}')\n"

@@ -15,8 +15,8 @@ from zerotrain.builder.importing import (
     import_drop,
 )
 from zerotrain.errors import PipelineError
+from zerotrain.importers.imported_config import config_text
 from zerotrain.importers.reading import ImportOptions, import_file
-from zerotrain.importers.write import config_text
 from zerotrain.machine.detect import choose_precision
 
 REFERENCES = Path(__file__).parents[1] / "importing" / "references"

@@ -31,7 +31,7 @@ from zerotrain.builder.processes import (
     switch,
 )
 from zerotrain.machine.child_process import SUPERVISOR
-from zerotrain.machine.process_record import record_of
+from zerotrain.machine.processes import record_of
 
 STAND_IN = """
 import os, sys, time

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from tests.builders.watched_runs import WatchedRun
 
 from zerotrain.builder import run_pages
-from zerotrain.builder.loss_curve import draw_loss, find_ticks
+from zerotrain.builder.live import draw_loss, find_ticks
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b]0;title\x07"
 

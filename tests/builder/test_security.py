@@ -9,10 +9,9 @@ from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 from tests.builder.conftest import ADDRESS, SETTINGS
 
-from zerotrain.builder.app import create_app
+from zerotrain.builder.app import Guard, create_app
 from zerotrain.builder.importing import MOST_BYTES, MOST_FILES
-from zerotrain.builder.security import Guard
-from zerotrain.builder.settings import BuilderSettings
+from zerotrain.builder.pages import BuilderSettings
 
 
 def test_a_request_without_the_token_is_refused(stranger: TestClient) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from zerotrain.builder.app import own_names, serve
-from zerotrain.builder.settings import BuilderSettings
+from zerotrain.builder.pages import BuilderSettings
 from zerotrain.errors import PipelineError
 
 

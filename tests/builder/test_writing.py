@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 from tests.builders.refusals import refusal
 
-from zerotrain.builder.saved import FOLDER, delete_template, list_templates, save_template
-from zerotrain.builder.writing import Written, confirm, propose
+from zerotrain.builder.writing import (
+    FOLDER,
+    Written,
+    confirm,
+    delete_template,
+    list_templates,
+    propose,
+    save_template,
+)
 
 TEXT = """\
 # A model of digits.

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from zerotrain.artifact.layout import LOG, DataFolder, RunFolder
-from zerotrain.machine.process_record import ProcessRecord, this_process
+from zerotrain.machine.processes import ProcessRecord, this_process
 from zerotrain.training.process.lock import LOCK
 
 PHASES = (("plain", 300, "torch"), ("offload", 700, "zero2_offload"))

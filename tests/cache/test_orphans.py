@@ -14,7 +14,7 @@ from zerotrain.artifact import publication
 from zerotrain.artifact.whole_file import exchange
 from zerotrain.cache import record
 from zerotrain.cache.reuse import orphan_shards
-from zerotrain.machine.software import software
+from zerotrain.machine.device import software
 
 DONE = "encoded {} of {} latents, {} of {} captions; the rest was in the cache"
 

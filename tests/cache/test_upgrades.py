@@ -18,7 +18,7 @@ from zerotrain.cache.encoding import full_precision
 from zerotrain.cache.record import ENCODING, read_record
 from zerotrain.cache.reuse import first_deviation, spread
 from zerotrain.cache.tokenising import Tokenising
-from zerotrain.machine.software import software
+from zerotrain.machine.device import software
 from zerotrain.stages import cache_latents
 
 DONE = "encoded {} of 20 latents, {} of 4 captions; the rest was in the cache"

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from zerotrain import cli
 from zerotrain.config.read import read_config
-from zerotrain.graph.cluster import phases
+from zerotrain.graph.cluster import findings
 from zerotrain.graph.cluster.findings import of_trial
 from zerotrain.graph.cluster.profile import GPU_RULES, NO_GPU_RULES, TRAINING
 from zerotrain.graph.cluster.slurm import (
@@ -87,7 +87,7 @@ def alps(recorded: Recorded) -> Cluster:
 @pytest.fixture
 def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """No forecast of memory: 1 GiB for every phase."""
-    monkeypatch.setattr(phases, "machine_memory", lambda *_, **__: {"train_phase": 2**30})
+    monkeypatch.setattr(findings, "machine_memory", lambda *_, **__: {"train_phase": 2**30})
 
 
 def change_answers(commands: Path, script: str) -> None:
@@ -304,9 +304,9 @@ def test_a_phase_that_no_node_holds_is_a_problem(
     run = read_config(ROOT / "config/config.yaml")
     for needed, level in ((500 * 2**30, "problem"), (498 * 2**30, "ok")):
         monkeypatch.setattr(
-            phases, "machine_memory", lambda *_, needed=needed, **__: {"train_phase": needed}
+            findings, "machine_memory", lambda *_, needed=needed, **__: {"train_phase": needed}
         )
-        found = [one for one in phases.of_phases(run, partition) if "memory" in one.text]
+        found = [one for one in findings.of_phases(run, partition) if "memory" in one.text]
         assert [one.level for one in found] == [level] * len(run.phases)
         assert "has 498.0 GiB" in found[0].text or "nodes of 498.0 GiB" in found[0].text
 

@@ -17,7 +17,7 @@ from zerotrain.launch.files import SRUN
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import slurm_job as job
 from zerotrain.machine.ports import port_of_job
-from zerotrain.machine.process_record import this_process
+from zerotrain.machine.processes import this_process
 from zerotrain.machine.slurm_job import Job, address_of_first, ask, runs, this_job
 from zerotrain.training.process import lock, machines
 from zerotrain.training.process.lock import take

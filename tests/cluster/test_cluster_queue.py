@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.conftest import wait_until
 from tests.cluster.virtual_slurm import VirtualSlurm
 
-from zerotrain.run.queue import jobs_here
+from zerotrain.run.processes import jobs_here
 
 
 @pytest.mark.slow

@@ -14,11 +14,8 @@ from tests.builders.runs import make_run
 from zerotrain import artifact
 from zerotrain.data.sheets import draw_grid
 from zerotrain.errors import PipelineError
-from zerotrain.run.compare.command import compare, print_comparison
-from zerotrain.run.compare.differences import find_differences
-from zerotrain.run.compare.facts import Facts, read_facts
-from zerotrain.run.compare.rows import make_rows
-from zerotrain.run.compare.sides import find_sides
+from zerotrain.run.compare.command import compare, find_differences, make_rows, print_comparison
+from zerotrain.run.compare.sides import Facts, find_sides, read_facts
 
 PLAIN = make_log("plain", 0, [1.0, 0.5])
 OFFLOAD = [*PLAIN, {"phase": "plain", "step": 20, "val_loss": 0.6}, *make_log("offload", 20, [0.4])]

@@ -9,8 +9,8 @@ from tests.data.conftest import png
 
 from zerotrain.config.data import DataConfig
 from zerotrain.data.dataset import read_dataset
+from zerotrain.run.lineage.chain import ArtifactIndex
 from zerotrain.run.lineage.compare_source import compare_source
-from zerotrain.run.lineage.index import ArtifactIndex
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 

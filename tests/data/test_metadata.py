@@ -15,8 +15,8 @@ from zerotrain.data.dataset import read_dataset
 from zerotrain.data.metadata import read_metadata
 from zerotrain.data.open import open_source, source_files
 from zerotrain.errors import PipelineError
+from zerotrain.run.lineage.chain import ArtifactIndex
 from zerotrain.run.lineage.compare_source import compare_source
-from zerotrain.run.lineage.index import ArtifactIndex
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 

@@ -24,8 +24,8 @@ from zerotrain.data.dataset_folder import read_bad
 from zerotrain.data.open import open_source, source_files, source_roots
 from zerotrain.data.source import Found
 from zerotrain.graph.checks.data import check_source
+from zerotrain.run.lineage.chain import ArtifactIndex
 from zerotrain.run.lineage.compare_source import compare_source
-from zerotrain.run.lineage.index import ArtifactIndex
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 COLOURS = ((200, 0, 0), (0, 200, 0), (0, 0, 200))

@@ -26,8 +26,8 @@ from zerotrain.data.files import DatasetFiles, walk
 from zerotrain.data.open import source_files
 from zerotrain.graph.checks.data import check_source
 from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.run.lineage.chain import ArtifactIndex
 from zerotrain.run.lineage.compare_source import compare_source
-from zerotrain.run.lineage.index import ArtifactIndex
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.training.batches import Batches
 

@@ -23,11 +23,9 @@ from zerotrain.config.stage_settings import (
     ReportSettings,
 )
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
-from zerotrain.graph import resources as graph_resources
-from zerotrain.graph.artifacts import Artifacts
-from zerotrain.graph.files import digests, files_of
-from zerotrain.graph.inputs import JobInputs, option
-from zerotrain.graph.resources import GIB, UNKNOWN, JobResources
+from zerotrain.graph import jobs as graph_resources
+from zerotrain.graph.artifacts import Artifacts, digests, files_of
+from zerotrain.graph.jobs import GIB, UNKNOWN, JobInputs, JobResources, option
 from zerotrain.graph.runs import Runs, config_file
 
 TEXT = """

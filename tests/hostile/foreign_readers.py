@@ -22,8 +22,8 @@ from tests.hostile.template_readers import CHATML, use_tokenizer
 from zerotrain.config.families import FAMILIES
 from zerotrain.importers.command_line import import_command
 from zerotrain.importers.files import reading_only
+from zerotrain.importers.imported_config import config_text, report
 from zerotrain.importers.reading import ImportOptions, import_file
-from zerotrain.importers.write import config_text, report
 from zerotrain.models.base import check_config, check_model_index
 from zerotrain.models.families import load_family
 from zerotrain.models.families.language_nano import train_tokenizer

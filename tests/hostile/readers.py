@@ -22,7 +22,7 @@ from zerotrain.artifact import Artifact
 from zerotrain.artifact.documents import read_header
 from zerotrain.config.runs import read_runs
 from zerotrain.launch.files import read_run_yaml, write_run_yaml
-from zerotrain.machine.process_record import this_process
+from zerotrain.machine.processes import this_process
 from zerotrain.run.lineage import report
 from zerotrain.run.lineage.trace import trace
 from zerotrain.state.position import read_position

@@ -24,7 +24,7 @@ from tests.machine.fakes import machine as cpu_machine
 from zerotrain import artifact
 from zerotrain.artifact.documents import read_text
 from zerotrain.artifact.layout import RunFolder
-from zerotrain.builder import live, processes, start
+from zerotrain.builder import live, processes, run_pages
 from zerotrain.config.read import read_config
 from zerotrain.config.runs import read_runs
 from zerotrain.errors import PipelineError
@@ -32,13 +32,10 @@ from zerotrain.graph.dvc.files import load_pipeline, parse_lock
 from zerotrain.graph.switch import point
 from zerotrain.launch.files import write_launch_files, write_run_yaml
 from zerotrain.launch.planner.architecture import find_architecture
-from zerotrain.machine.process_record import this_process
-from zerotrain.run.compare.facts import read_facts
-from zerotrain.run.compare.sides import find_sides
-from zerotrain.run.doctor.report import Report
-from zerotrain.run.doctor.run import look_at_run
-from zerotrain.run.runs import choose_runs
-from zerotrain.run.trained_weights import trained_models
+from zerotrain.machine.processes import this_process
+from zerotrain.run.compare.sides import find_sides, read_facts
+from zerotrain.run.doctor.report import Report, look_at_run
+from zerotrain.run.runs import choose_runs, trained_models
 from zerotrain.run.view import RunView
 from zerotrain.run.watch import state
 from zerotrain.state.open import open_view
@@ -154,7 +151,7 @@ def _switch(folder: Path, _: Path) -> None:
 
 def _page(folder: Path, _: Path) -> None:
     with _inside(folder):
-        start.find_sources()
+        run_pages.find_sources()
         for run in live.known_runs():
             state._read(RunView(run)), live.find_pictures(run), processes.is_at_work(run)
             processes.is_asked_to_stop(run)

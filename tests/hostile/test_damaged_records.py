@@ -22,7 +22,7 @@ from tests.hostile.reader import vouch_for
 
 from zerotrain import artifact
 from zerotrain.launch.files import read_run_yaml, write_run_yaml
-from zerotrain.machine.process_record import this_process
+from zerotrain.machine.processes import this_process
 from zerotrain.state.state import State, write_state
 from zerotrain.training.process import lock
 from zerotrain.training.process.ending import ExitRecord, read_exit_codes, read_exit_record

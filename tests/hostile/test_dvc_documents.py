@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from tests.builders.refusals import refusal
 
-from zerotrain.graph.dvc.commits import _outputs
 from zerotrain.graph.dvc.files import load_pipeline, parse_lock, recorded_below
 from zerotrain.graph.dvc.pipeline import config_of, merged
 from zerotrain.graph.dvc.record import record
+from zerotrain.graph.dvc.restore import _outputs
 
 MD5 = "0" * 31 + "a"
 DEEP = {

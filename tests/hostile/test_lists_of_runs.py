@@ -14,7 +14,7 @@ from tests.builders.watched_runs import WatchedRun
 
 from zerotrain.artifact import Artifact
 from zerotrain.builder.app import create_app
-from zerotrain.builder.settings import BuilderSettings
+from zerotrain.builder.pages import BuilderSettings
 from zerotrain.config.runs import find_config
 from zerotrain.graph.switch.edit import read_note
 from zerotrain.run import stages

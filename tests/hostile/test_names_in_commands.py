@@ -13,7 +13,7 @@ import pytest
 from tests.builders.refusals import refused
 
 from zerotrain.graph.dvc.pipeline import config_of, pipeline
-from zerotrain.graph.inputs import option, options
+from zerotrain.graph.jobs import option, options
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["a;touch ran.yaml", "a $(touch ran) `touch ran`.yaml", 'it\'s "a" $HOME.yaml']

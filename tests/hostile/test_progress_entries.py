@@ -27,7 +27,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.machine import child_process, output
 from zerotrain.machine.file_lock import hold, is_held
 from zerotrain.machine.pid_space import pid_space
-from zerotrain.machine.process_record import this_process
+from zerotrain.machine.processes import this_process
 from zerotrain.training.checkpointing import progress_folder, set_aside
 from zerotrain.training.process import ending, lock, stop, swap_folder
 from zerotrain.training.process.start import prepare

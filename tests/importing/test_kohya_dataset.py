@@ -18,10 +18,9 @@ from zerotrain.data.buckets import bucket_sizes as sizes_taken
 from zerotrain.data.dataset import read_dataset
 from zerotrain.errors import PipelineError
 from zerotrain.importers import files
-from zerotrain.importers.imported_config import ImportedConfig
+from zerotrain.importers.imported_config import ImportedConfig, config_text
 from zerotrain.importers.kohya_dataset import bucket_sizes
 from zerotrain.importers.reading import import_file
-from zerotrain.importers.write import config_text
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 

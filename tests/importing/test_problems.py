@@ -12,9 +12,9 @@ from tests.builders.refusals import refusal
 
 from zerotrain.errors import PipelineError
 from zerotrain.importers.command_line import import_command
+from zerotrain.importers.imported_config import config_text, report
 from zerotrain.importers.key_values import asks_nothing
 from zerotrain.importers.reading import ImportOptions, import_file
-from zerotrain.importers.write import config_text, report
 from zerotrain.launch import keys
 from zerotrain.launch.keys import Key
 

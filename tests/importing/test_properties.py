@@ -17,13 +17,12 @@ from zerotrain.errors import PipelineError
 from zerotrain.importers.accelerate import read_accelerate
 from zerotrain.importers.deepspeed import read_deepspeed
 from zerotrain.importers.diffsynth import read_diffsynth
-from zerotrain.importers.imported_config import ImportedConfig, nest
+from zerotrain.importers.imported_config import ImportedConfig, config_text, nest, report
 from zerotrain.importers.keys import DIFFSYNTH, SIMPLETUNER, TRAINER
 from zerotrain.importers.program import ACCELERATE as PROGRAM
 from zerotrain.importers.program import RUN, Part, SurroundingSettings, trainer
 from zerotrain.importers.simpletuner import read_simpletuner
 from zerotrain.importers.trainer import read_trainer
-from zerotrain.importers.write import config_text, report
 from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, Key
 
 CONTEXT = SurroundingSettings(

@@ -12,8 +12,7 @@ from tests.builders.runs import make_run
 from tests.importing.conftest import leaves
 
 from zerotrain.config.read import parse_config
-from zerotrain.importers.imported_config import ImportedConfig
-from zerotrain.importers.write import config_text, report
+from zerotrain.importers.imported_config import ImportedConfig, config_text, report
 from zerotrain.machine.detect import Device, Machine, choose_precision
 from zerotrain.machine.host import detect_host
 

@@ -9,8 +9,7 @@ from tests.builders.refusals import refusal
 
 from zerotrain.importers import keys as tables
 from zerotrain.importers.imported_config import ImportedConfig
-from zerotrain.importers.key_values import drop_dependents, put_row
-from zerotrain.importers.transforms import TRANSFORMS
+from zerotrain.importers.key_values import TRANSFORMS, drop_dependents, put_row
 from zerotrain.launch.keys import Key
 
 ROWS = [

@@ -17,7 +17,7 @@ from zerotrain.artifact.columns import Columns
 from zerotrain.cache.layout import Entry, read_index, write_index
 from zerotrain.config.data import DataConfig
 from zerotrain.data.dataset import read_dataset
-from zerotrain.run.lineage.image import IMAGES_OF_ENTRY, _seen_in
+from zerotrain.run.lineage.trace import IMAGES_OF_ENTRY, _seen_in
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 RUN = "results/cats"

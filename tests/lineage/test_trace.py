@@ -29,8 +29,7 @@ from zerotrain.config.data import DataConfig
 from zerotrain.data.conversation import TEXTS
 from zerotrain.data.dataset import IMAGES
 from zerotrain.data.source import DIGITS
-from zerotrain.run.lineage.chain import facts_of
-from zerotrain.run.lineage.verify import Files
+from zerotrain.run.lineage.chain import Files, facts_of
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 PROJECT = Path(__file__).parents[2]

@@ -3,8 +3,7 @@
 Refused are parsers of documents outside of `artifact/documents/`, writers of YAML outside of
 `config/`, calls that open or write a file by its path outside of `machine/regular_file.py`, kernel
 locks outside of `machine/file_lock.py`, and questions about other processes outside of
-`machine/process_record.py` and `processes.py`: each would have its own limits, links and
-tolerances. `make lint` runs this.
+`machine/processes.py`: each would have its own limits, links and tolerances. `make lint` runs this.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ WRITE = "write it by zerotrain.machine.regular_file, or by zerotrain.artifact.wr
 YAML = "edit it by zerotrain.config.text, or write it by zerotrain.config.scalar"
 FUNCTIONS = {
     "fcntl.flock": "lock it by zerotrain.machine.file_lock",
-    "psutil.Process": "ask zerotrain.machine.process_record or processes",
+    "psutil.Process": "ask zerotrain.machine.processes",
     **dict.fromkeys(("json.load", "json.loads", "tomllib.load", "tomllib.loads"), READ),
     **dict.fromkeys(("yaml.load", "yaml.safe_load", "yaml.parse", "yaml.compose"), READ),
     **dict.fromkeys(("YAML", "yaml.safe_load_all", "yaml.load_all"), READ),
@@ -83,10 +82,9 @@ ALLOWED = {
         ("read_text", "write_text", "psutil.Process"), f"{KERNEL}; memory of this process"
     ),
     "machine/pid_space.py": Allowed(("read_text",), KERNEL),
-    "machine/process_record.py": Allowed(("psutil.Process",), "the place"),
     "machine/processes.py": Allowed(("psutil.Process",), "the place"),
     "machine/regular_file.py": Allowed(("os.open", "open"), "the place"),
-    "machine/software.py": Allowed(("read_text",), KERNEL),
+    "machine/device.py": Allowed(("read_text",), KERNEL),
     "models/families/tokenizer_process.py": Allowed(("json.loads",), PARENT),
     "graph/checks/base.py": Allowed(("tomllib.loads", "read_text"), OWN),
     "graph/cluster/profile.py": Allowed(

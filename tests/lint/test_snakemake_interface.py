@@ -90,4 +90,4 @@ def test_one_module_decides_what_is_current() -> None:
         for path in SOURCES
         if re.search(r"recipe import .*\bdifferences\b", path.read_text(encoding="utf-8"))
     }
-    assert users == {"graph/currency.py", "graph/stage_job.py"}
+    assert users == {"graph/currency.py"}

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from zerotrain.machine import software as module
-from zerotrain.machine.software import device_software, software
+from zerotrain.machine import device as module
+from zerotrain.machine.device import device_software, software
 
 
 def test_versions_are_those_of_the_installed_packages() -> None:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from zerotrain.cli import command_line
 from zerotrain.config.read import read_config
 from zerotrain.graph import reruns
-from zerotrain.graph.switch import checks as switch_checks
+from zerotrain.graph.switch import point as switch_checks
 from zerotrain.launch.planner import advice
 from zerotrain.launch.planner.planner import RESERVE, Plan, PlannedMachine, plan
 from zerotrain.launch.resolved import ResolvedPhase

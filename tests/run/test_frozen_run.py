@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from zerotrain import artifact, cli
 from zerotrain.builder.app import create_app
-from zerotrain.builder.settings import BuilderSettings
+from zerotrain.builder.pages import BuilderSettings
 from zerotrain.config.read import read_config
 from zerotrain.evaluation.images import draw_grid
 from zerotrain.run.watch.screen import Canvas, draw

@@ -11,8 +11,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from zerotrain.run.report import figures
-from zerotrain.run.report.memory import memory_panels
-from zerotrain.run.report.parts import Missing, Panel, Picture
+from zerotrain.run.report.costs import memory_panels
+from zerotrain.run.report.figures import Missing, Panel, Picture
 from zerotrain.run.view import RunView
 
 GIB = 2**30

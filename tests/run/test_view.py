@@ -16,10 +16,10 @@ from tests.builders.watched_runs import WatchedRun
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
-from zerotrain.machine.process_record import this_process
+from zerotrain.machine.processes import this_process
 from zerotrain.run import stages
-from zerotrain.run.queue import SubmittedJob, parse_jobs
-from zerotrain.run.runs import choose_runs, run_named, runs_here
+from zerotrain.run.processes import SubmittedJob, parse_jobs
+from zerotrain.run.runs import Place, choose_runs, find_place, runs_here
 from zerotrain.run.view import RunView
 from zerotrain.run.watch.state import RunState, read_run_state, read_state
 
@@ -198,7 +198,7 @@ def test_a_broken_configuration_hides_no_run(run: WatchedRun) -> None:
     run.log("plain", 10)
     run.lock("plain")
     run.file.write_text("run: digits\nphases: [\n")
-    found = read_run_state("digits", run.file)
+    found = read_state(RunView("digits", run.file))
     assert found.problem.startswith("config/digits.yaml: ")
     assert states(found)["plain train"] == "running"
     assert found.training is not None
@@ -230,8 +230,24 @@ def test_the_run_that_is_meant(run: WatchedRun) -> None:
     assert choose_runs() == ["digits"]
     later.lock("plain")
     assert choose_runs() == ["digits", "later"]
-    assert run_named("later") == ("later", None)
-    assert run_named("config/later.yaml") == ("later", Path("config/later.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("word", "place"),
+    [
+        *((word, Place("digits")) for word in ("digits", "results/digits", "./results/digits/")),
+        ("config/digits.yaml", Place("digits", file=Path("config/digits.yaml"))),
+        *((word, Place("digits", ("plain",))) for word in ("digits/plain", "results/digits/plain")),
+        ("results/digits/plain/launch/run.yaml", Place("digits", ("plain", "launch", "run.yaml"))),
+        ("../results/digits", Place("digits", root=Path("../results"))),
+        *((word, None) for word in ("data", "results/data/digits", ".", "results/..", "/models")),
+    ],
+)
+def test_a_word_names_a_run_or_a_place_in_its_results(
+    run: WatchedRun, word: str, place: Place | None
+) -> None:
+    """In one way in all commands, whether the place is there or not."""
+    assert find_place(word) == place
 
 
 def test_a_reader_needs_no_torch() -> None:

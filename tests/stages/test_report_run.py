@@ -18,10 +18,9 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import Architecture
 from zerotrain.launch.planner.traced import Activations, ModelShapes, TracedModel
 from zerotrain.launch.planner.tracing import Tracer
-from zerotrain.run.report.costs import measure_disk
-from zerotrain.run.report.forecast import UNKNOWN, compare_forecasts
-from zerotrain.run.report.lineage import lineage_table, walk_lineage
-from zerotrain.run.report.parts import Panel
+from zerotrain.run.report.costs import UNKNOWN, compare_forecasts, measure_disk
+from zerotrain.run.report.figures import Panel
+from zerotrain.run.report.origin import lineage_table, walk_lineage
 from zerotrain.run.view import RunView
 
 MIB = 2**20

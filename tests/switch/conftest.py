@@ -16,8 +16,8 @@ from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.errors import PipelineError
 from zerotrain.graph import reruns
 from zerotrain.graph.options import SwitchOptions
-from zerotrain.graph.switch import checks as switch_checks
 from zerotrain.graph.switch import command as switch
+from zerotrain.graph.switch import point as switch_checks
 from zerotrain.launch.files import write_run_yaml
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase

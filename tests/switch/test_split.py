@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.builders.refusals import refusal
 
-from zerotrain.graph.switch.split import Split, split_phase, undo_split
+from zerotrain.graph.switch.edit import Split, split_phase, undo_split
 
 BLOCK = """\
 run: flowers   # mine

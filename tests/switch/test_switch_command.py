@@ -27,11 +27,9 @@ from zerotrain.errors import PipelineError
 from zerotrain.graph import reruns, snakemake
 from zerotrain.graph.options import SwitchOptions
 from zerotrain.graph.switch import (
-    checks as switch_checks,
-)
-from zerotrain.graph.switch import (
     command as switch,
 )
+from zerotrain.graph.switch import point as switch_checks
 from zerotrain.graph.switch import (
     point as switch_point,
 )

@@ -13,7 +13,7 @@ from zerotrain.config.relaunch import share_batch
 from zerotrain.errors import PipelineError
 from zerotrain.graph.options import SwitchOptions
 from zerotrain.graph.switch import command as switch
-from zerotrain.graph.switch.before import is_met
+from zerotrain.graph.switch.plan import is_met
 
 pytestmark = pytest.mark.usefixtures("project")
 

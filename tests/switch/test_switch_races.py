@@ -33,14 +33,12 @@ from zerotrain.graph import reruns
 from zerotrain.graph import snakemake as snakemake_calls
 from zerotrain.graph.options import SwitchOptions
 from zerotrain.graph.switch import (
-    checks as switch_checks,
-)
-from zerotrain.graph.switch import (
     command as switch,
 )
 from zerotrain.graph.switch import (
     plan as switch_plan,
 )
+from zerotrain.graph.switch import point as switch_checks
 
 pytestmark = pytest.mark.usefixtures("project")
 

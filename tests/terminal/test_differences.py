@@ -16,7 +16,7 @@ from zerotrain.artifact.recipe import (
 from zerotrain.config.read import parse_config
 from zerotrain.graph.artifacts import Planned
 from zerotrain.graph.currency import Currency
-from zerotrain.graph.terminal.differences import describe
+from zerotrain.graph.terminal.reasons import describe
 
 CONFIG = {
     "run": "one", "base": "nano", "data": {"source": "digits"}, "train": {"resolution": 32},

@@ -9,7 +9,7 @@ import pytest
 from tests.builders.phases import make_phase
 
 from zerotrain.launch.files import write_run_yaml
-from zerotrain.machine.process_record import this_process
+from zerotrain.machine.processes import this_process
 from zerotrain.training import rank
 from zerotrain.training.reporting.heartbeat import RankStatus
 

@@ -26,7 +26,7 @@ from tests.builders.processes import DEAD_PID
 
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import DiskError
-from zerotrain.machine.process_record import ProcessRecord, this_process
+from zerotrain.machine.processes import ProcessRecord, this_process
 from zerotrain.training.process import lock
 from zerotrain.training.process.lock import hold_writer, read_owner, take
 

@@ -15,8 +15,8 @@ import pytest
 
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.errors import PipelineError
-from zerotrain.machine import process_record
-from zerotrain.machine.process_record import ProcessRecord, this_process
+from zerotrain.machine import processes
+from zerotrain.machine.processes import ProcessRecord, this_process
 from zerotrain.training.process import lock, lock_file
 from zerotrain.training.process.lock import read_owner, take
 
@@ -170,7 +170,7 @@ def test_holder_of_before_a_restart_of_the_machine_is_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has given no sign since the start; a machine of the same name would have."""
-    monkeypatch.setattr(process_record, "_uptime", lambda: 40.0)
+    monkeypatch.setattr(processes, "_uptime", lambda: 40.0)
     dead = in_container(tmp_path, 50, boot="another", pid_namespace=this_process().pid_namespace)
     assert not lock.is_alive(tmp_path, dead)
     take(tmp_path).release()

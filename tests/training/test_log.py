@@ -18,8 +18,8 @@ from tests.builders.phases import make_tiny_phase
 from zerotrain.artifact.documents import check_type
 from zerotrain.machine.memory_watch import MemoryUse, memory_now
 from zerotrain.run.curves import Curves
-from zerotrain.run.report.memory import memory_panels
-from zerotrain.run.report.parts import Missing
+from zerotrain.run.report.costs import memory_panels
+from zerotrain.run.report.figures import Missing
 from zerotrain.run.view import RunView
 from zerotrain.training.reporting.log import Log, Means, PendingMeans
 

@@ -25,7 +25,7 @@ from zerotrain.launch.files import write_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import compiled_ops
 from zerotrain.machine.file_lock import hold
-from zerotrain.machine.process_record import ProcessRecord, this_process
+from zerotrain.machine.processes import ProcessRecord, this_process
 from zerotrain.training.process import launcher
 from zerotrain.training.process.ending import read_exit_record
 from zerotrain.training.process.swap_folder import OWNER, clear_dead, needed_bytes, swap_folder

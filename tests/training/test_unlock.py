@@ -15,7 +15,7 @@ import pytest
 
 from zerotrain.cli.groups import unlock as command
 from zerotrain.errors import PipelineError
-from zerotrain.machine.process_record import ProcessRecord, this_process
+from zerotrain.machine.processes import ProcessRecord, this_process
 from zerotrain.training.process import lock, lock_file
 from zerotrain.training.process.lock import read_owner
 from zerotrain.training.process.progress_commands import unlock

@@ -16,7 +16,7 @@ from tests.builders.terminals import OTHER_SCREEN, OWN_SCREEN, Terminal, start_s
 from tests.builders.watched_runs import WatchedRun
 
 from zerotrain.errors import PipelineError
-from zerotrain.machine.process_record import this_process
+from zerotrain.machine.processes import this_process
 from zerotrain.run import stages
 from zerotrain.run.watch import command, screen
 from zerotrain.run.watch.screen import Canvas, describe, describe_changes, draw

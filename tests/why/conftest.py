@@ -19,8 +19,7 @@ from zerotrain.artifact.recipe import Difference
 from zerotrain.config import MAIN_CONFIG, settings_file
 from zerotrain.config.runs import read_runs
 from zerotrain.data import files
-from zerotrain.graph.artifacts import Artifacts, Planned
-from zerotrain.graph.files import digests
+from zerotrain.graph.artifacts import Artifacts, Planned, digests
 from zerotrain.graph.reruns import Reruns, plan
 from zerotrain.graph.runs import Runs
 from zerotrain.graph.why.causes import Causes, find_causes

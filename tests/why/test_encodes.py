@@ -12,8 +12,8 @@ from tests.builders.caching import SIDE, FakeFamily, Run, load_fake_family
 
 from zerotrain.artifact import file_sha256
 from zerotrain.config.stage_settings import CacheSettings
-from zerotrain.graph.why.encodes import Encodes, count_encodes
 from zerotrain.graph.why.samples import compare_samples
+from zerotrain.graph.why.work import Encodes, count_encodes
 from zerotrain.models import families
 
 BUCKETS = {"alignment": 8, "min_aspect": 0.25, "max_aspect": 4.0}

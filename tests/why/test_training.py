@@ -12,7 +12,7 @@ from tests.builders.runs import make_config
 from zerotrain import artifact
 from zerotrain.artifact.recipe import Difference
 from zerotrain.graph.why import estimates
-from zerotrain.graph.why.training import foresee_restoring, foresee_training
+from zerotrain.graph.why.work import foresee_restoring, foresee_training
 
 RATE = Difference("settings", "train.learning_rate", 0.001, 0.002, "a")
 UNTRAINED = [

@@ -18,9 +18,7 @@ from tests.workflow.conftest import CONFIG as TEXT
 
 from zerotrain.config.stage_settings import SETTINGS
 from zerotrain.evaluation.results import write_csv, write_memory, write_metrics, write_validations
-from zerotrain.graph.dvc.pipeline import generate, pipeline
-from zerotrain.graph.dvc.plots import plots_of
-from zerotrain.graph.dvc.stages import VERSIONS
+from zerotrain.graph.dvc.pipeline import VERSIONS, generate, pipeline, plots_of
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Path("config/config.yaml")
@@ -129,7 +127,7 @@ def test_parameters_are_keys_that_the_file_sets(here: Path) -> None:
 def test_every_setting_of_a_stage_has_its_key(here: Path) -> None:
     """A recorded value of any stage is below a key of the configuration."""
     from zerotrain.config.run import RunConfig
-    from zerotrain.graph.dvc.stages import SPREAD
+    from zerotrain.graph.dvc.pipeline import SPREAD
 
     for settings in SETTINGS.values():
         for path in settings.paths(recorded=True).values():

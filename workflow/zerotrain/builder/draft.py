@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from zerotrain.artifact.documents import DocumentError, parse_yaml
 from zerotrain.builder.controls import MOST, Control, all_controls, written
-from zerotrain.builder.places import check_launch_files, configuration_file
+from zerotrain.builder.writing import check_launch_files, configuration_file
 from zerotrain.config.families import DEFAULT, FAMILIES, LANGUAGE_MODELS
 from zerotrain.config.problems import InvalidConfigError, Problem
 from zerotrain.config.read import expand_phases, load_config, parse_config
@@ -26,8 +26,7 @@ from zerotrain.config.run import RunConfig
 from zerotrain.config.section import Memory
 from zerotrain.config.text import ConfigText, Key, dump, with_value, without_key
 from zerotrain.errors import PipelineError
-from zerotrain.graph.checks import find_problems
-from zerotrain.graph.checks.paths import check_paths
+from zerotrain.graph.checks import check_paths, find_problems
 from zerotrain.launch.planner.gpus import find_gpu
 from zerotrain.launch.resolved import leaves
 

@@ -32,7 +32,7 @@ from zerotrain.graph.switch.plan import check_preset
 from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.output import LOG
-from zerotrain.machine.process_record import ProcessRecord, record_of
+from zerotrain.machine.processes import ProcessRecord, record_of
 from zerotrain.machine.regular_file import open_new, open_to_read, touch
 from zerotrain.run.processes import find_processes
 from zerotrain.run.runs import phase_folders

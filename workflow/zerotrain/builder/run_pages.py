@@ -1,8 +1,10 @@
-"""The pages of runs: all of them, and one that is shown live and started, stopped and switched."""
+"""The start page, and the pages of runs: all, and one shown live, started, stopped and switched."""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -12,16 +14,19 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from zerotrain.artifact.documents import read_bytes
-from zerotrain.artifact.layout import RunFolder
+from zerotrain.artifact.documents import read_bytes, read_text
+from zerotrain.artifact.layout import CONFIGS, RESULTS, RunFolder
 from zerotrain.builder.live import (
+    EDGES,
+    HEIGHT,
     MOST_SHOWN,
+    WIDTH,
     RunReaders,
     check_run,
+    draw_loss,
     find_pictures,
     known_runs,
 )
-from zerotrain.builder.loss_curve import EDGES, HEIGHT, WIDTH, draw_loss
 from zerotrain.builder.pages import page
 from zerotrain.builder.processes import (
     PRECISIONS,
@@ -36,13 +41,60 @@ from zerotrain.builder.processes import (
     stop,
     switch,
 )
+from zerotrain.builder.writing import MOST_BYTES, comment_at_top
 from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
 from zerotrain.importers.program import PRESETS
 from zerotrain.machine.output import format_figure
 from zerotrain.run.stages import TRAIN
-from zerotrain.run.watch.state import RunState
+from zerotrain.run.watch.state import RunState, describe_fault
 from zerotrain.training.reporting.display import format_duration, format_rate
+
+
+@dataclass(frozen=True)
+class Source:
+    """A configuration to start from.
+
+    Attributes:
+        path: Its file, relative to the project.
+        about: The comment at its top.
+        trained: Whether results of its run are here.
+    """
+
+    path: str
+    about: str
+    trained: bool
+
+
+def find_sources() -> list[Source]:
+    """List the configurations of the project, by their names."""
+    found = []
+    for path in sorted(CONFIGS.glob("*.yaml")):
+        try:
+            found.append(_describe(path))
+        except Exception as error:  # one entry never keeps the others from being shown
+            found.append(Source(path.as_posix(), describe_fault(error), False))
+    return found
+
+
+def _describe(path: Path) -> Source:
+    """Describe a configuration by its text: an invalid one is offered, too, to be corrected."""
+    text = read_text(path, most=MOST_BYTES, follow_links=True, errors="replace")
+    named = (line for line in text.splitlines() if line.startswith("run:"))
+    run = next(named, "").partition(":")[2].split("#")[0].strip()
+    trained = bool(run) and "/" not in run and (RESULTS / run).is_dir()
+    return Source(path.as_posix(), comment_at_top(text), trained)
+
+
+def show_start(_: Request) -> Response:
+    """Answer with the page on which a user chooses a start: a recipe, a run, or nothing."""
+    sources = find_sources()
+    groups = [
+        ("Your runs", [one for one in sources if one.trained]),
+        ("Recipes and configurations", [one for one in sources if not one.trained]),
+    ]
+    return page("start", {"groups": groups}, here="/")
+
 
 OUTPUT_LINES = 15
 MARKS = {
@@ -235,6 +287,7 @@ FORMATS = {
 }
 ONE = "/runs/{run}"
 routes = [
+    Route("/", show_start),
     Route("/runs", show_all),
     Route(ONE, show),
     Route(f"{ONE}/live", show_live),

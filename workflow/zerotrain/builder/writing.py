@@ -8,19 +8,83 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from zerotrain.artifact import create
+from starlette.datastructures import FormData
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from zerotrain.artifact import create, write_whole
 from zerotrain.artifact.documents import check_object, parse_yaml
-from zerotrain.artifact.layout import CONFIGS
+from zerotrain.artifact.layout import CONFIGS, run_of
 from zerotrain.artifact.whole_file import check_replaceable
-from zerotrain.builder.places import check_launch_files
-from zerotrain.config.read import parse_config
+from zerotrain.builder.pages import page
+from zerotrain.config.read import LAUNCH_FILES, parse_config
+from zerotrain.config.runs import train_command
 from zerotrain.config.text import ConfigText, FileChangedError
 from zerotrain.errors import PipelineError
+from zerotrain.machine.regular_file import open_to_read
+
+EDITORS_LINE = "# yaml-language-server:"
+
+
+def configuration_file(text: str) -> Path:
+    """Return the configuration that a request names, as a path relative to the project.
+
+    Raises:
+        PipelineError: it is outside of config/, no .yaml file, or not there.
+    """
+    root = CONFIGS.resolve()
+    try:
+        path = Path(text).resolve()
+        inside = path.is_relative_to(root) and path.suffix in (".yaml", ".yml") and path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or has a null byte
+        inside = False
+    if not inside:
+        raise PipelineError(
+            f"{text!r}: it is no configuration of {CONFIGS}/",
+            hint="choose one of the list on the start page",
+        )
+    return CONFIGS / path.relative_to(root)
+
+
+def comment_at_top(text: str) -> str:
+    """Return the comment at the top of a configuration as one line, without that for editors."""
+    lines = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    texts = (line.lstrip("# ") for line in lines if not line.startswith(EDITORS_LINE))
+    return " ".join(texts).strip()
+
+
+def check_launch_files(raw: Mapping[str, Any]) -> None:
+    """Check that the launch files which a configuration names are in the project: they are read.
+
+    Raises:
+        PipelineError: one is outside of it.
+    """
+    phases = raw.get("phases")
+    for section in (raw, *(phases if isinstance(phases, list) else ())):
+        launch = section.get("launch") if isinstance(section, dict) else None
+        name = launch.get("preset") if isinstance(launch, dict) else launch
+        if not isinstance(name, str) or not name.endswith(LAUNCH_FILES):
+            continue
+        try:
+            inside = Path(name).resolve().is_relative_to(Path.cwd().resolve())
+        except (OSError, ValueError):
+            inside = False
+        if not inside:
+            raise PipelineError(
+                f"launch: {name!r} is not in the project's folder",
+                hint="copy the file into the project, or choose a preset",
+            )
+
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
 MOST_BYTES = 256 * 1024
@@ -174,3 +238,149 @@ def _back_up(file: Path, former: str) -> Path:
             continue
         return backup
     raise PipelineError(f"{file}: has {BACKUPS - 1} backups", hint=f"remove old ones: {file}.bak*")
+
+
+FOLDER = CONFIGS / "templates"
+MOST = 500
+MOST_READ = 4096
+"""Bytes of a template that are read for its card."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """A saved configuration."""
+
+    name: str
+    file: Path
+    saved: datetime
+    about: str
+    """The comment at its top, or nothing."""
+
+
+def list_templates() -> list[Template]:
+    """List the templates by name; only regular files with a checked name count."""
+    found = []
+    for file in sorted(FOLDER.glob("*.yaml")):
+        try:
+            check_name(file.stem, "template")
+            with open_to_read(file) as stream:
+                saved = datetime.fromtimestamp(os.fstat(stream.fileno()).st_mtime)
+                text = stream.read(MOST_READ).decode(errors="replace")
+        except (OSError, PipelineError):
+            continue
+        found.append(Template(file.stem, file, saved, comment_at_top(text)))
+    return found
+
+
+def save_template(name: str, text: str, *, replace: bool = False) -> Template:
+    """Keep a configuration to start from under a name.
+
+    It need not be valid. It is in a folder of its own, which no command takes for one of runs.
+
+    Args:
+        name: Without an ending.
+        text: The configuration, which may be incomplete.
+        replace: Whether a template of the name may be replaced.
+
+    Raises:
+        PipelineError: the name is no name or is taken, the text holds no keys, or there are too
+            many.
+    """
+    file = _file(name)
+    read_values(text, name)
+    text = with_last_line(text)
+    if replace and file.is_file():
+        write_whole(file, text)
+    elif len(os.listdir(FOLDER) if FOLDER.is_dir() else []) >= MOST:
+        raise PipelineError(f"{FOLDER} has {MOST} files", hint="delete templates that are not used")
+    else:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        try:
+            create(file, text)
+        except FileExistsError as error:
+            raise PipelineError(
+                f"there is a template {name} already",
+                hint="choose another name, or tick that it is replaced",
+            ) from error
+    return next(one for one in list_templates() if one.name == name)
+
+
+def delete_template(name: str) -> None:
+    """Delete a template.
+
+    Raises:
+        PipelineError: it does not exist.
+    """
+    _known(name).unlink(missing_ok=True)
+
+
+def _file(name: str) -> Path:
+    file = FOLDER / f"{check_name(name, 'template')}.yaml"
+    if file.is_symlink() or not FOLDER.resolve().is_relative_to(Path.cwd().resolve()):
+        raise PipelineError(
+            f"{file}: a link, which the page does not follow", hint="choose another name"
+        )
+    return file
+
+
+def _known(name: str) -> Path:
+    file = _file(name)
+    if not file.is_file():
+        raise PipelineError(f"there is no template {name}", hint="the page lists those there are")
+    return file
+
+
+async def show_diff(request: Request) -> Response:
+    """Answer with the diff of a configuration file; nothing is written."""
+    form = await _form(request)
+    name, text = _field(form, "name"), _field(form, "text")
+    proposal = propose(name, text)
+    values = {"proposal": proposal, "name": name, "text": text, "lines": proposal.diff()}
+    return page("write", values)
+
+
+async def write(request: Request) -> Response:
+    """Write what was shown, and answer with where it is."""
+    form = await _form(request)
+    name, text, digest = (_field(form, key) for key in ("name", "text", "digest"))
+    done = confirm(name, text, digest)
+    values = {"done": done, "run": run_of(done.file), "command": train_command(done.file)}
+    return page("written", values)
+
+
+def show_templates(_: Request) -> Response:
+    """Answer with the saved templates."""
+    return page("saved", {"templates": list_templates(), "folder": FOLDER}, here="/templates")
+
+
+async def save(request: Request) -> Response:
+    """Save a template, and show the list."""
+    form = await _form(request)
+    name, text = _field(form, "name"), _field(form, "text")
+    save_template(name, text, replace="replace" in form)
+    return RedirectResponse("/templates", 303)
+
+
+async def delete(request: Request) -> Response:
+    """Delete a template, and show the list."""
+    delete_template(_field(await _form(request), "name"))
+    return RedirectResponse("/templates", 303)
+
+
+async def _form(request: Request) -> FormData:
+    return await request.form(max_files=0, max_fields=10, max_part_size=MOST_BYTES + 1)
+
+
+def _field(form: FormData, name: str) -> str:
+    value = form.get(name, "")
+    # A browser ends each line of a text with CRLF.
+    return value.replace("\r\n", "\n") if isinstance(value, str) else ""
+
+
+routes = [
+    Route("/write", show_diff, methods=["POST"]),
+    Route("/write/confirm", write, methods=["POST"]),
+    Route("/templates", show_templates),
+    Route("/templates", save, methods=["POST"]),
+    Route("/templates/delete", delete, methods=["POST"]),
+]

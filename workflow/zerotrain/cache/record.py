@@ -43,7 +43,7 @@ from zerotrain.cache.reader import Shards
 from zerotrain.config.section import ConditionedPrompt
 from zerotrain.data.dataset import Sample
 from zerotrain.errors import PipelineError
-from zerotrain.machine.software import device_software, software
+from zerotrain.machine.device import device_software, software
 
 if TYPE_CHECKING:
     from zerotrain.models.families.prompt_tokens import TokenLimit
@@ -68,7 +68,7 @@ class Record:
     """The versions, switches and device that encoded tensors."""
 
     software: Mapping[str, str]
-    """Versions, switches and device, as named by zerotrain.machine.software."""
+    """Versions, switches and device, as named by zerotrain.machine.device."""
     stage: int = VERSIONS["cache_latents"]
     """Version of the stage."""
     zerotrain: str = __version__

@@ -183,8 +183,8 @@ def import_(
     """Write another program's launch configuration in our form, and report what became of it."""
     from zerotrain.errors import PipelineError
     from zerotrain.importers.command_line import import_command
+    from zerotrain.importers.imported_config import config_text, report, write_new
     from zerotrain.importers.reading import ImportOptions, import_file
-    from zerotrain.importers.write import config_text, report, write_new
     from zerotrain.machine.detect import choose_precision
 
     options = ImportOptions(

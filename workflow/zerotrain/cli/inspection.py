@@ -116,7 +116,7 @@ def trace(
             hint="zerotrain trace WEIGHTS, or zerotrain trace --image FILE",
         )
     if image is not None:
-        from zerotrain.run.lineage.image import document, flowchart, text, uses_of
+        from zerotrain.run.lineage.trace import document, flowchart, text, uses_of
 
         uses = uses_of(image)
         print({"text": text, "json": document, "mermaid": flowchart}[format](uses), end="")
@@ -160,7 +160,7 @@ def check(
     """Look at a Slurm cluster from its login node. Exit code 1: a training would not start."""
     from zerotrain.config.read import read_config
     from zerotrain.graph.cluster import findings, profile
-    from zerotrain.graph.cluster.choice import choose
+    from zerotrain.graph.cluster.profile import choose
     from zerotrain.graph.cluster.slurm import ask_slurm
     from zerotrain.graph.cluster.trial import try_job
 
@@ -175,7 +175,7 @@ def check(
         trial = try_job(choice.training, Path(), choice.account, wait)
         found += findings.of_trial(trial, choice.training)
     if run:
-        from zerotrain.graph.cluster.phases import of_phases  # imports torch, to forecast memory
+        from zerotrain.graph.cluster.findings import of_phases  # imports torch, to forecast memory
 
         found += of_phases(run, choice.training)
     if output:

@@ -14,7 +14,7 @@ from zerotrain.config.command_options import RUN_HELP, folder_of, folder_option
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
-    from zerotrain.graph.stage_job import StageJob
+    from zerotrain.graph.currency import StageJob
 
 Settings = Annotated[
     Path,
@@ -30,7 +30,7 @@ Output = Annotated[Path, folder_option("Folder to publish.")]
 
 
 def _job(stage: str, file: Path, output: Path, **inputs: Path | None) -> StageJob:
-    from zerotrain.graph.stage_job import StageJob
+    from zerotrain.graph.currency import StageJob
 
     return StageJob.read(stage, file, output, inputs)
 

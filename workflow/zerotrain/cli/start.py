@@ -128,8 +128,8 @@ def import_(
     ] = None,
 ) -> None:
     """Write another program's datasets as the section `data`, and report what became of them."""
+    from zerotrain.importers.imported_config import config_text, report, write_new
     from zerotrain.importers.reading import ImportOptions, import_file
-    from zerotrain.importers.write import config_text, report, write_new
 
     imported = import_file(file, ImportOptions(skip=frozenset(skip or ())))
     print(report(imported.notes), file=sys.stderr)
@@ -157,7 +157,7 @@ def show(
 def export(options: ExportOptions) -> None:
     """Export a checkpoint or exported weights in any form, after checking it; or a state."""
     from zerotrain.export.command import export_command
-    from zerotrain.run.trained_weights import exportable
+    from zerotrain.run.runs import exportable
 
     checkpoint, config = exportable(options.checkpoint, options.config)
     export_command(replace(options, checkpoint=checkpoint, config=config))
@@ -166,7 +166,7 @@ def export(options: ExportOptions) -> None:
 def sample(options: SampleOptions) -> None:
     """Make images by exported weights of any format, or by those of a run."""
     from zerotrain.export.sample import sample
-    from zerotrain.run.trained_weights import usable_weights
+    from zerotrain.run.runs import usable_weights
 
     with usable_weights(options.weights) as found:
         for file in sample(replace(options, weights=found)):
@@ -176,7 +176,7 @@ def sample(options: SampleOptions) -> None:
 def generate(options: GenerateOptions) -> None:
     """Answer a prompt by exported weights of a language model, or by those of a run."""
     from zerotrain.export.generate import generate
-    from zerotrain.run.trained_weights import usable_weights
+    from zerotrain.run.runs import usable_weights
 
     with usable_weights(options.weights) as found:
         answers = generate(replace(options, weights=found))
@@ -234,6 +234,6 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", help="Remove it without a question.")] = False,
 ) -> None:
     """Remove the results of a run, and say what others use or DVC still holds."""
-    from zerotrain.graph.remove.command import remove
+    from zerotrain.graph.remove import remove
 
     print("\n".join(remove(run, data=data, yes=yes)))

@@ -1,4 +1,4 @@
-"""Options of the commands new and switch."""
+"""Options of the commands new and switch, which the command line reads before it runs any."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Verdict:
     equal: bool
 
 
-def verify_resume(config: Path, phase: str | None = None, steps: int = 10) -> Verdict:
+def verify_resume(config: Path, phase: str | None, steps: int) -> Verdict:
     """Train 2 x `steps` steps without and with a kill in between, and compare all bits.
 
     Args:

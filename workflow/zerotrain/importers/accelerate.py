@@ -281,3 +281,23 @@ def flags_as_config(flags: Mapping[str, Any], config: Mapping[str, Any]) -> dict
     if dynamo:
         merged[DYNAMO] = dynamo
     return merged
+
+
+def say_bf16_weights(
+    result: ImportedConfig, config: Mapping[str, Any], program: str, *, in_bf16: bool
+) -> None:
+    """Report that a program trains bf16 weights, while a run's are float32.
+
+    DeepSpeed keeps a float32 copy of each weight, so under it there is no difference.
+
+    Args:
+        result: Receives the note.
+        config: accelerate's configuration of the training.
+        program: The training program.
+        in_bf16: Whether it casts the trained weights to bf16.
+    """
+    if in_bf16 and str(config.get("distributed_type", "")).upper() != "DEEPSPEED":
+        result.note(
+            "changed", "trained weights", None,
+            f"float32; {program} rounds them to bf16 after each step, as DeepSpeed is not on",
+        )  # fmt: skip

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.importers.batch import read_batch
 from zerotrain.importers.imported_config import AUTO, ImportedConfig
-from zerotrain.importers.key_values import read_keys
-from zerotrain.importers.optimizer import read_optimizer, without_auto
-from zerotrain.importers.precision import read_loss_scale, read_precision
+from zerotrain.importers.key_values import read_keys, without_auto
 from zerotrain.importers.program import PRESETS, RUN, Program, SurroundingSettings
 from zerotrain.importers.schedule import flag_schedule, read_schedule
+from zerotrain.importers.step import (
+    read_batch,
+    read_loss_scale,
+    read_optimizer,
+    read_precision,
+)
 from zerotrain.launch.keys import DEEPSPEED, DEEPSPEED_ALIASES, ZERO
 from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.launch.zero import zero_optimization

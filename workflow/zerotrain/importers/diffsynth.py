@@ -11,7 +11,7 @@ from typing import Any
 
 from zerotrain.config.trackers import TENSORBOARD
 from zerotrain.errors import PipelineError
-from zerotrain.importers.accelerate import read_accelerate
+from zerotrain.importers.accelerate import read_accelerate, say_bf16_weights
 from zerotrain.importers.command import Command
 from zerotrain.importers.diffsynth_model import (
     IN_BF16,
@@ -24,7 +24,6 @@ from zerotrain.importers.diffsynth_model import (
 from zerotrain.importers.imported_config import ImportedConfig, Note, Outcome
 from zerotrain.importers.key_values import drop_dependents, put_rows, read_keys
 from zerotrain.importers.keys import DIFFSYNTH
-from zerotrain.importers.precision import say_bf16_weights
 from zerotrain.importers.program import (
     SurroundingSettings,
     diffsynth,

@@ -10,12 +10,10 @@ from zerotrain.config.families import FAMILIES
 from zerotrain.config.optimizers import find
 from zerotrain.data.metadata import caption_columns
 from zerotrain.errors import PipelineError
-from zerotrain.importers.accelerate import read_accelerate
+from zerotrain.importers.accelerate import read_accelerate, say_bf16_weights
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.key_values import drop_dependents, put_code, put_rows, read_keys
 from zerotrain.importers.keys import DIFFUSERS, DIFFUSERS_VALUES, SCRIPTS
-from zerotrain.importers.precision import OURS as PRECISION
-from zerotrain.importers.precision import say_bf16_weights
 from zerotrain.importers.program import (
     Program,
     SurroundingSettings,
@@ -31,6 +29,7 @@ from zerotrain.importers.program import (
 from zerotrain.importers.schedule import note_stretched_schedule
 from zerotrain.importers.simpletuner_captions import put_captions
 from zerotrain.importers.simpletuner_data import FRAMING, HUB, is_local
+from zerotrain.importers.step import PRECISION
 from zerotrain.launch.keys import Key
 
 KONTEXT_NAME = "train_dreambooth_lora_flux_kontext.py"

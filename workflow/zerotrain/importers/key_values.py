@@ -3,13 +3,77 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from zerotrain.artifact.documents import parse_json
 from zerotrain.errors import PipelineError
 from zerotrain.importers.imported_config import AUTO, ImportedConfig
-from zerotrain.importers.transforms import TRANSFORMS
 from zerotrain.launch.keys import Key, unknown_key
+
+Transform = Callable[[str, Any], Any]
+"""Takes the key's name for messages, and its value."""
+
+
+def in_list(name: str, value: Any) -> list[Any]:
+    """Return a list of the value alone."""
+    return [value]
+
+
+def to_upper(name: str, value: Any) -> str:
+    """Return a name in upper case."""
+    return str(value).upper()
+
+
+def to_names(name: str, value: Any) -> list[str]:
+    """Return the names of a text with commas."""
+    return [part.strip() for part in str(value).split(",") if part.strip()]
+
+
+def to_object(name: str, value: Any) -> dict[str, Any]:
+    """Return the keys and values of a JSON text.
+
+    Raises:
+        PipelineError: it is no such text.
+    """
+    try:
+        found = parse_json(value, name)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise PipelineError(
+            f"{name}: {value!r} is not JSON of keys with values",
+            hint=f"""write --{name} '{{"min_lr": 1e-6}}'""",
+        )
+    return found
+
+
+def to_positive(name: str, value: Any) -> Any:
+    """Return a number above 0.
+
+    Raises:
+        PipelineError: it is not.
+    """
+    if value <= 0:
+        raise PipelineError(f"{name} is {value}", hint="give a number above 0")
+    return value
+
+
+def to_alpha(name: str, value: Any) -> str:
+    """Return the loss mask that a switch of transparency turns on."""
+    return "alpha"
+
+
+def to_extension(name: str, value: Any) -> str:
+    """Return a file name's extension with its point."""
+    return str(value) if str(value).startswith(".") else f".{value}"
+
+
+TRANSFORMS: Mapping[str, Transform] = {
+    one.__name__: one
+    for one in (in_list, to_upper, to_names, to_object, to_positive, to_alpha, to_extension)
+}
+
 
 EXPECTED = {
     "integer": "a whole number",
@@ -245,3 +309,12 @@ def _number(value: Any) -> float | int | None:
     if not math.isfinite(number):
         return None
     return value if isinstance(value, int) else number
+
+
+def without_auto(value: Any) -> Any:
+    """Return a block without "auto" entries, for which DeepSpeed uses its defaults."""
+    if isinstance(value, dict):
+        return {str(k): without_auto(v) for k, v in value.items() if v != AUTO}
+    if isinstance(value, list):
+        return [without_auto(v) for v in value if v != AUTO]
+    return value

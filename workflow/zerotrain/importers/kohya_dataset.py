@@ -23,9 +23,8 @@ from zerotrain.importers.imported_config import (
     source_names,
     source_prefixes,
 )
-from zerotrain.importers.key_values import put_rows, read_keys
+from zerotrain.importers.key_values import put_rows, read_keys, to_extension
 from zerotrain.importers.keys import KOHYA_DATASET
-from zerotrain.importers.transforms import to_extension
 
 BUCKETS = ("bucket_reso_steps", "min_bucket_reso", "max_bucket_reso", "bucket_no_upscale")
 LONGEST = 65536

@@ -10,9 +10,8 @@ from zerotrain.config.lr_scheduler import ARGUMENTS, OWN_KEYS
 from zerotrain.config.suggestions import nearest
 from zerotrain.errors import PipelineError
 from zerotrain.importers.imported_config import AUTO, ImportedConfig, Outcome
-from zerotrain.importers.key_values import put_row
+from zerotrain.importers.key_values import put_row, to_object
 from zerotrain.importers.program import RUN, Program
-from zerotrain.importers.transforms import to_object
 from zerotrain.launch.keys import unknown_key
 
 ONE_CYCLE_BETA2 = 0.99

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from zerotrain.errors import show_controls
+from zerotrain.errors import PipelineError, show_controls
 from zerotrain.machine.regular_file import open_to_append
 
 LOG = "ZEROTRAIN_LOG"
@@ -153,3 +153,24 @@ def format_figure(value: float) -> str:
     """Format a figure: large ones as 37,700, others with four digits."""
     whole = isinstance(value, int) or 10_000 <= abs(value) < 10**9
     return f"{value:,.0f}" if whole else f"{value:.4g}"
+
+
+YES = ("y", "yes")
+
+
+def confirm(context: str, question: str, unanswered: PipelineError) -> bool:
+    """Ask on the terminal, and return whether the answer is yes; nothing is the same as no.
+
+    Args:
+        context: What the user has to know to answer.
+        question: The question.
+        unanswered: Raised if standard input is no terminal.
+
+    Raises:
+        PipelineError: `unanswered`.
+    """
+    if not sys.stdin.isatty():
+        raise unanswered
+    print(context, file=sys.stderr)
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in YES

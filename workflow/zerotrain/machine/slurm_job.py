@@ -45,7 +45,7 @@ def this_job() -> Job | None:
 
 def ask(job: str) -> tuple[Job | None, bool]:
     """Return a job, and whether Slurm answered: it forgets jobs that ended long ago."""
-    done = _scontrol("show", "job", "-o", job)
+    done = call("scontrol", "show", "job", "-o", job)
     if done is None:
         return None, False
     if done.returncode:
@@ -83,27 +83,29 @@ def runs(job: str, cluster: str, *, own: bool = True) -> bool | None:
 
 def address_of_first(job: Job) -> str:
     """Return the address of a job's first node, as used by Slurm."""
-    done = _scontrol("show", "hostnames", job.node_list)
+    done = call("scontrol", "show", "hostnames", job.node_list)
     names = done.stdout.split() if done and not done.returncode else []
     first = names[0] if names else job.node_list
     return _value("node", "NodeAddr", first) or first
 
 
 def _value(what: str, key: str, *names: str) -> str:
-    done = _scontrol("show", what, *names, *(("-o",) if names else ()))
+    done = call("scontrol", "show", what, *names, *(("-o",) if names else ()))
     text = done.stdout if done and not done.returncode else ""
     found = re.search(rf"\b{key}\s*=\s*(\S+)", text)
     return found[1] if found else ""
 
 
-def _scontrol(*words: str) -> subprocess.CompletedProcess[str] | None:
+def call(*command: str, seconds: float = ANSWER_SECONDS) -> subprocess.CompletedProcess[str] | None:
+    """Run a command of Slurm; None where it is not installed, or does not answer in time."""
     try:
         return subprocess.run(
-            ["scontrol", *words],
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
-            timeout=ANSWER_SECONDS,
+            encoding="utf-8",
+            errors="replace",
+            timeout=seconds,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

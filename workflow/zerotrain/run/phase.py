@@ -22,7 +22,7 @@ from zerotrain.errors import EXIT_UNFINISHED, PipelineError
 from zerotrain.evaluation.results import is_learned, read_metrics
 from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.machine.process_record import ProcessRecord
+from zerotrain.machine.processes import ProcessRecord
 from zerotrain.run.curves import ENGINE, GrowingLog
 from zerotrain.run.plan import PlannedPhase, stamp_of
 from zerotrain.state.position import read_position

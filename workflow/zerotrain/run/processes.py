@@ -1,4 +1,5 @@
-"""The processes of this machine that work in this folder: Snakemakes, and the stages they run."""
+"""The processes of this machine that work in this folder (Snakemakes, and the stages they run), and
+the jobs that Slurm has of it: waiting or running, by the rule that submitted them."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from zerotrain.config import MAIN_CONFIG
 from zerotrain.config.runs import read_runs
 from zerotrain.errors import PipelineError
 from zerotrain.machine import processes
+from zerotrain.machine.slurm_job import call
 
 DRY_RUN = re.compile(r"--dry-?run|-[Ffkpt]*n[Ffkpqt]*")
 LOG_OPTION = "--log"
@@ -91,3 +93,48 @@ def _config_file(words: Sequence[str]) -> Path:
         if option in ("--configfile", "--configfiles"):
             return Path(value or next(iter(words[place + 1 : place + 2]), MAIN_CONFIG))
     return Path(MAIN_CONFIG)
+
+
+QUEUE_SECONDS = 10.0
+FORMAT = "%i|%T|%r|%Z|%k"
+"""Id, state, reason, working directory, comment."""
+PENDING = "PENDING"
+
+
+@dataclass(frozen=True)
+class SubmittedJob:
+    """A job of one rule."""
+
+    id: str
+    state: str
+    """As Slurm names it: PENDING, RUNNING, COMPLETING, ..."""
+    reason: str
+    """Why it waits, such as Priority or Resources; None if it does not."""
+    rule: str
+    wildcards: str
+    """Their values, joined by `_`: the phase, or run and phase if several runs are planned."""
+
+    @property
+    def waits(self) -> bool:
+        """Return whether it has not started."""
+        return self.state == PENDING
+
+
+def jobs_here(folder: Path) -> list[SubmittedJob]:
+    """List this user's jobs whose working directory is a folder; empty without Slurm."""
+    done = call("squeue", "--me", "-h", "-o", FORMAT, seconds=QUEUE_SECONDS)
+    return parse_jobs(done.stdout, folder) if done else []
+
+
+def parse_jobs(text: str, folder: Path) -> list[SubmittedJob]:
+    """Parse lines of FORMAT. The executor's comment is rule_NAME or rule_NAME_wildcards_VALUES."""
+    jobs = []
+    for line in text.splitlines():
+        fields = line.split("|", 4)
+        if len(fields) < 5 or not fields[4].startswith("rule_"):
+            continue
+        number, state, reason, place, comment = fields
+        if os.path.realpath(place) == os.path.realpath(folder):
+            rule, _, wildcards = comment.removeprefix("rule_").partition("_wildcards_")
+            jobs.append(SubmittedJob(number, state, reason, rule, wildcards))
+    return jobs

@@ -35,11 +35,9 @@ from zerotrain.machine.regular_file import write_text
 from zerotrain.run.doctor.report import redact
 from zerotrain.run.lineage.chain import source_of
 from zerotrain.run.phase import PhaseView
-from zerotrain.run.report.costs import count_costs
-from zerotrain.run.report.forecast import compare_forecasts
+from zerotrain.run.report.costs import compare_forecasts, count_costs
 from zerotrain.run.report.health import check_health
-from zerotrain.run.report.lineage import walk_lineage
-from zerotrain.run.report.origin import Sources, trace_origin
+from zerotrain.run.report.origin import Sources, trace_origin, walk_lineage
 from zerotrain.run.report.page import Page, in_short, render_page
 from zerotrain.run.report.samples import GRID, gather_samples
 from zerotrain.run.view import RunView

@@ -53,14 +53,14 @@ def read_document(path: Path, hint: str = HINT) -> Any:
     return parse_yaml(text, path, hint=hint, most=MOST_VALUES, version="1.1")
 
 
-def parse_lock(text: str, source: object = LOCK) -> dict[str, Stage]:
+def parse_lock(text: str) -> dict[str, Stage]:
     """Return the stages of a dvc.lock, by name.
 
     Raises:
         DocumentError: it is no YAML, or has another structure than DVC writes.
     """
-    found = parse_yaml(text, source, hint=HINT, most=MOST_VALUES, version="1.1")
-    return check_type(found or {}, _Lock, source, hint=HINT).get("stages") or {}
+    found = parse_yaml(text, LOCK, hint=HINT, most=MOST_VALUES, version="1.1")
+    return check_type(found or {}, _Lock, LOCK, hint=HINT).get("stages") or {}
 
 
 def recorded_below(places: Iterable[Path]) -> tuple[int, int]:

@@ -5,18 +5,47 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zerotrain.artifact import MANIFEST
-from zerotrain.artifact.layout import RESULTS
+from zerotrain.artifact import MANIFEST, copy_new, replacing
+from zerotrain.artifact.layout import RESULTS, DataFolder, RunFolder
+from zerotrain.artifact.leftovers import KEPT_MANIFEST, keep_manifest
+from zerotrain.config.run import RunConfig
 from zerotrain.config.runs import read_runs
 from zerotrain.data.dataset_folder import SAMPLES
 from zerotrain.errors import PipelineError
 from zerotrain.graph.dvc.files import PIPELINE, load_pipeline
 from zerotrain.graph.dvc.pipeline import config_of, outputs_of, pipeline
-from zerotrain.graph.dvc.read_only import make_writable
+
+OF_RUN = (f"*/{MANIFEST}", f"*/*/{MANIFEST}", "*/metrics.json")
+OF_DATA = (MANIFEST, f"base/{MANIFEST}", f"cache/*/{MANIFEST}", f"cache_shards/*/*/{MANIFEST}")
+WRITABLE = 0o200
+
+
+def make_writable(runs: Iterable[RunConfig]) -> None:
+    """Replace read-only manifests and metrics of runs by writable copies with the same times.
+
+    DVC makes the links to its cache read-only. Snakemake refuses to make a read-only output again,
+    and its times are set to plan by them; the cache, which shares both, may be another user's.
+    """
+    for run in runs:
+        places = ((RunFolder(run.run).path, OF_RUN), (DataFolder(run.data_name).path, OF_DATA))
+        for folder, patterns in places:
+            for path in (path for pattern in patterns for path in folder.glob(pattern)):
+                mode = path.stat().st_mode
+                if not mode & WRITABLE and os.access(path.parent, os.W_OK):
+                    _replace_by_copy(path, mode | WRITABLE)
+
+
+def _replace_by_copy(path: Path, mode: int) -> None:
+    with replacing(path) as new:
+        copy_new(path, new)
+        new.chmod(mode)
+    if path.name == MANIFEST and (path.parent / KEPT_MANIFEST).exists():
+        keep_manifest(path.parent)
+
 
 SAMPLES_FOLDER = Path(SAMPLES).parent.name
 """The part of a dataset next to its manifest."""

@@ -31,22 +31,32 @@ from zerotrain.config.text import diff
 from zerotrain.errors import PipelineError
 from zerotrain.graph import snakemake
 from zerotrain.graph.options import SwitchOptions
-from zerotrain.graph.switch.before import (
+from zerotrain.graph.switch.edit import SwitchEdit, remove_note
+from zerotrain.graph.switch.plan import (
+    Plan,
+    check_plan,
+    check_preset,
+    describe_new,
     find_done,
     find_killed,
     name_switch,
+    plan_switch,
     relaunch_of,
     take_over_killed,
 )
-from zerotrain.graph.switch.checks import check_same_launch, check_switched, read_present
-from zerotrain.graph.switch.edit import SwitchEdit, remove_note
-from zerotrain.graph.switch.plan import Plan, check_plan, check_preset, describe_new, plan_switch
-from zerotrain.graph.switch.point import phase_folder, unfinished_phase, view_phase
+from zerotrain.graph.switch.point import (
+    check_same_launch,
+    check_switched,
+    phase_folder,
+    read_present,
+    unfinished_phase,
+    view_phase,
+)
 from zerotrain.machine.child_process import handling_signals, unwind
 from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.file_lock import is_held, lock_stream
 from zerotrain.machine.output import print_message
-from zerotrain.machine.process_record import ProcessRecord, this_process
+from zerotrain.machine.processes import ProcessRecord, this_process
 from zerotrain.machine.regular_file import open_to_change
 from zerotrain.training.checkpointing import set_aside
 from zerotrain.training.process.stop import stop_training

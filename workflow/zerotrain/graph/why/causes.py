@@ -12,9 +12,9 @@ from pathlib import Path
 from zerotrain.artifact import MANIFEST
 from zerotrain.artifact.recipe import NOT_SET, Difference, format_difference
 from zerotrain.config.training import TrainConfig
+from zerotrain.graph.artifacts import files_of
 from zerotrain.graph.currency import Currency
-from zerotrain.graph.files import files_of
-from zerotrain.graph.terminal.differences import (
+from zerotrain.graph.terminal.reasons import (
     dataset_files,
     describe,
     describe_version,
@@ -22,7 +22,7 @@ from zerotrain.graph.terminal.differences import (
     with_defaults,
 )
 from zerotrain.graph.why.samples import SampleChanges, compare_samples, count, name_some
-from zerotrain.run.stage_log import last_error
+from zerotrain.run.stages import last_error
 from zerotrain.training.process.ending import read_exit_record
 
 PREPARE, TRAINING = "prepare_dataset", "train_phase"

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from zerotrain.artifact import is_published, read
+from zerotrain.artifact import is_published
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.buckets import centre_crop
@@ -19,15 +19,20 @@ from zerotrain.data.source import Found, count_epoch
 from zerotrain.errors import PipelineError
 from zerotrain.graph.currency import Currency
 from zerotrain.graph.reruns import Reruns
-from zerotrain.graph.switch.point import imported_state
+from zerotrain.graph.switch.point import origin_of
 from zerotrain.graph.why import estimates
 from zerotrain.graph.why.causes import PREPARE, TRAINED_FROM, TRAINING, Causes, values_of
-from zerotrain.graph.why.encodes import EVERY_KEY, TEXT_KEYS, Encodes, count_encodes
 from zerotrain.graph.why.estimates import PhaseForecast, forecast_phase
 from zerotrain.graph.why.samples import UNREAD, compare_samples, count
-from zerotrain.graph.why.training import foresee_restoring, foresee_training
+from zerotrain.graph.why.work import (
+    EVERY_KEY,
+    TEXT_KEYS,
+    Encodes,
+    count_encodes,
+    foresee_restoring,
+    foresee_training,
+)
 from zerotrain.launch.resolve import phase_spans
-from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing.progress_folder import saved_steps
 
 T = TypeVar("T")
@@ -249,7 +254,7 @@ class Outcomes:
         """Return first and last step of a run's phases; empty if unknown data decide them."""
         run = one.planned.run
         if not any(phase.until.endswith("epochs") for phase in run.phases):
-            return phase_spans(run.phases, 1, _origin(run))
+            return phase_spans(run.phases, 1, origin_of(run))
         [cache] = [each for each in self._reruns.before(one) if each.planned.stage == CACHE]
         dataset = self._dataset_of(cache)
         changes = self._causes.samples.get(dataset)
@@ -261,7 +266,7 @@ class Outcomes:
         epoch = count_epoch(repeats, shares, run.data.repeats)
         if run.is_text or not epoch:
             return {}
-        return phase_spans(run.phases, epoch, _origin(run))
+        return phase_spans(run.phases, epoch, origin_of(run))
 
 
 def _samples(dataset: Path) -> Sequence[Sample]:
@@ -279,15 +284,6 @@ def _unread(entry: Found) -> Sample:
         *(entry.file, entry.file, caption, caption_sha256(caption), UNREAD, UNREAD),
         *(centre_crop(UNREAD), "train"),
     )
-
-
-def _origin(run: RunConfig) -> tuple[int, int]:
-    """Return the step and the samples at which a run begins."""
-    state = imported_state(run)
-    if state is None:
-        return 0, 0
-    position = read_position(read(state, "state", verify=False), "state.json")
-    return position.step, position.samples
 
 
 def _of_any_phase(folder: Path, measure: Callable[[Path], T | None]) -> T | None:

@@ -20,6 +20,7 @@ from zerotrain.graph.why.outcomes import Outcome, Outcomes
 from zerotrain.graph.why.samples import count, name_some
 from zerotrain.importers import enable_launch_files
 from zerotrain.machine.disk import size
+from zerotrain.run.runs import find_place, is_config
 from zerotrain.training.reporting.display import format_duration
 
 SHOWN_BYTES = 100_000
@@ -45,13 +46,11 @@ def split_words(words: Sequence[str]) -> tuple[Path, str | None]:
     if not words:
         return MAIN_CONFIG, None
     (word,) = words
-    parts = Path(word).parts
-    if is_below := parts[:1] == RESULTS.parts:
-        parts = parts[1:]
-    if parts[:1] and parts[0] in runs_here().values():
-        return find_config(parts[0]), word if len(parts) > 1 else None
-    if Path(word).suffix in (".yaml", ".yml") and not is_below:
+    if is_config(word):
         return find_config(word), None
+    place = find_place(word)
+    if place is not None and place.is_here and place.run in runs_here().values():
+        return find_config(place.run), word if place.parts else None
     return MAIN_CONFIG, word
 
 

@@ -40,7 +40,7 @@ class Key:
     """The program's value if the key is absent; None if it varies."""
     reason: str = ""
     to: str = ""
-    """The name of the transform of its value (zerotrain.importers.transforms), or what is noted
+    """The name of the transform of its value (zerotrain.importers.key_values), or what is noted
     instead: no_effect, nothing (it asks for nothing more), differs. Empty: it is taken as it is."""
     with_: str = ""
     """Column `with`: the key without which it means nothing, `KEY` or `KEY = VALUE`."""

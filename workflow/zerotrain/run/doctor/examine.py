@@ -29,8 +29,7 @@ from zerotrain.machine.detect import (
     usable_engines,
     usable_precisions,
 )
-from zerotrain.run.doctor.report import Report
-from zerotrain.run.doctor.run import look_at_folder, look_at_run
+from zerotrain.run.doctor.report import Report, look_at_folder, look_at_run
 
 LEAST_FREE = 10**9
 """Free bytes under results/ below which even a small training's checkpoints do not fit."""

@@ -26,8 +26,7 @@ from zerotrain.data.source import DIGITS, Found, Source
 from zerotrain.data.text import is_table_name, read_conversations_of
 from zerotrain.errors import PipelineError
 from zerotrain.machine.ordered_pool import in_order
-from zerotrain.run.lineage.chain import SHORT, Finding, Node, Problem
-from zerotrain.run.lineage.index import ArtifactIndex
+from zerotrain.run.lineage.chain import SHORT, ArtifactIndex, Finding, Node, Problem
 
 WORKERS = 4
 NOTHING = Found("", reason="none in the source")

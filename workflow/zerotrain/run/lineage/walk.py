@@ -18,22 +18,21 @@ from zerotrain.errors import PipelineError
 from zerotrain.models.base_places import read_selections
 from zerotrain.run.lineage.chain import (
     SHORT,
+    ArtifactIndex,
+    Files,
     Finding,
     How,
     Link,
     Node,
     Problem,
+    UnreadableError,
     Walk,
     facts_of,
-)
-from zerotrain.run.lineage.compare_source import compare_source
-from zerotrain.run.lineage.index import (
-    ArtifactIndex,
-    UnreadableError,
     has_manifest,
     load,
+    unlisted,
 )
-from zerotrain.run.lineage.verify import Files, unlisted
+from zerotrain.run.lineage.compare_source import compare_source
 from zerotrain.training.checkpointing.conditions import TRAINS
 
 KINDS = {"start": "state"}

@@ -9,14 +9,17 @@ from zerotrain.evaluation.results import spread
 from zerotrain.run.curves import JUMP_LINES, NOISE, Curves, Jump, Switch
 from zerotrain.run.report.figures import (
     SMOOTHED_LINES,
+    Chapter,
     Chart,
     Curve,
+    Missing,
+    Panel,
+    Table,
     draw_curves,
     format_learning_rate,
     loss_chart,
     rate_chart,
 )
-from zerotrain.run.report.parts import Chapter, Missing, Panel, Table
 from zerotrain.run.view import RunView
 from zerotrain.state.ran_on import Change
 

@@ -13,9 +13,9 @@ from jinja2.filters import do_mark_safe
 
 from zerotrain.evaluation.results import LABELS, format_metric
 from zerotrain.run.curves import Jump
+from zerotrain.run.report.figures import Chapter
 from zerotrain.run.report.health import describe_verdict
 from zerotrain.run.report.origin import Origin
-from zerotrain.run.report.parts import Chapter
 from zerotrain.run.report.samples import Samples
 from zerotrain.run.view import RunView
 

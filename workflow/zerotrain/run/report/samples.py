@@ -15,7 +15,7 @@ from zerotrain.data.sheets import cut_rows
 from zerotrain.evaluation.results import ANSWERS, BASE, RAW, compare_metrics, read_answers
 from zerotrain.machine.regular_file import open_to_read
 from zerotrain.run.phase import PhaseView
-from zerotrain.run.report.parts import Missing, Picture, Table
+from zerotrain.run.report.figures import Missing, Picture, Table
 from zerotrain.run.view import RunView
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ from typing import TextIO
 from rich.console import Console
 from rich.live import Live
 
+from zerotrain.config.runs import find_config
 from zerotrain.machine.output import print_message
 from zerotrain.run.phase import TRAINED
-from zerotrain.run.runs import choose_runs, run_named
+from zerotrain.run.runs import choose_runs, run_named, runs_here
 from zerotrain.run.stages import FINISHED
 from zerotrain.run.view import RunView
 from zerotrain.run.watch.screen import Canvas, describe, describe_changes, draw
@@ -54,7 +55,10 @@ def watch(name: str | None, interval: float | None, *, once: bool, as_json: bool
         if len(runs) > 1:
             return _list(runs, as_json=as_json)
         name = runs[0]
-    run, file = run_named(name)
+    found = run_named(name)
+    run, file = found.run, found.file
+    if file is None and run not in runs_here():
+        file = find_config(run)
     view = RunView(run, file)
     if as_json:
         print(json.dumps(read_state(view).as_json(), indent=2))

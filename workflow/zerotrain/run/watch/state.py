@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import MOST_LETTERS, PipelineError, shorten
@@ -103,14 +102,9 @@ def read_state(view: RunView) -> RunState:
         )  # fmt: skip
 
 
-def read_run_state(run: str, file: Path | None = None) -> RunState:
-    """Read the state of a run once.
-
-    Args:
-        run: The run's name.
-        file: Its configuration; default: the first of config/ that has the run.
-    """
-    return read_state(RunView(run, file))
+def read_run_state(run: str) -> RunState:
+    """Read the state of a run once, with the first configuration of config/ that has the run."""
+    return read_state(RunView(run))
 
 
 def describe_fault(error: Exception) -> str:

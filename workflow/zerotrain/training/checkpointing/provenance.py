@@ -15,7 +15,7 @@ from zerotrain.artifact.recipe import Difference
 from zerotrain.artifact.source_commit import source_commit
 from zerotrain.artifact.stage_versions import VERSIONS
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.machine.software import device_software, software
+from zerotrain.machine.device import device_software, software
 from zerotrain.state.position import TrainerState, read_position
 from zerotrain.training.checkpointing import conditions
 

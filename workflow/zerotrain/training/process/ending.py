@@ -29,7 +29,7 @@ from zerotrain.machine.device import device_type
 from zerotrain.machine.disk_errors import DiskError
 from zerotrain.machine.host import oom_kills
 from zerotrain.machine.output import print_message
-from zerotrain.machine.process_record import Number
+from zerotrain.machine.processes import Number
 from zerotrain.machine.regular_file import write_text
 from zerotrain.training.checkpointing.progress_folder import (
     ENDED,

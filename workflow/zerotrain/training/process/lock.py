@@ -29,7 +29,7 @@ from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.file_lock import lock_stream, one_at_a_time
 from zerotrain.machine.output import print_message
 from zerotrain.machine.pid_space import pid_space
-from zerotrain.machine.process_record import ProcessRecord, this_process
+from zerotrain.machine.processes import ProcessRecord, this_process
 from zerotrain.machine.regular_file import open_to_change, write_text
 from zerotrain.training.process.lock_file import (
     LEASE_SECONDS,

@@ -6,7 +6,7 @@ lock, the signs of this thread do not count for it.
 
 Without signs the lease of the lock expires. Ages are measured by the clock of the file system. A
 lease only decides if nothing else shows whether the owner is alive
-(zerotrain.machine.process_record).
+(zerotrain.machine.processes).
 """
 
 from __future__ import annotations

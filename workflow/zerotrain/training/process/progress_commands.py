@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from zerotrain.errors import PipelineError
-from zerotrain.machine.process_record import ProcessRecord
-from zerotrain.machine.question import confirm
+from zerotrain.machine.output import confirm
+from zerotrain.machine.processes import ProcessRecord
 from zerotrain.training.checkpointing.progress_folder import saved_steps
 from zerotrain.training.checkpointing.set_aside import (
     complete_moves,

@@ -17,8 +17,7 @@ from types import FrameType
 from zerotrain.errors import PipelineError
 from zerotrain.machine.child_process import SAME_SECONDS, handled_signals
 from zerotrain.machine.output import print_message
-from zerotrain.machine.process_record import ProcessRecord
-from zerotrain.machine.processes import find_parents, is_snakemake
+from zerotrain.machine.processes import ProcessRecord, find_parents, is_snakemake
 from zerotrain.machine.regular_file import touch
 from zerotrain.training.checkpointing.progress_folder import STOP, saved_steps
 from zerotrain.training.process import lock

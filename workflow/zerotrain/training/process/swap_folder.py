@@ -26,7 +26,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import disk
 from zerotrain.machine.file_lock import hold, is_held
-from zerotrain.machine.process_record import ProcessRecord, this_process
+from zerotrain.machine.processes import ProcessRecord, this_process
 from zerotrain.machine.regular_file import write_text
 from zerotrain.models.sizes import read_sizes
 

@@ -22,7 +22,7 @@ import psutil
 from pydantic import Field
 
 from zerotrain.artifact.documents import read_record
-from zerotrain.machine.process_record import Number, ProcessRecord, Seconds, this_process
+from zerotrain.machine.processes import Number, ProcessRecord, Seconds, this_process
 from zerotrain.machine.regular_file import make_folder, write_text
 from zerotrain.state.position import StepCounter
 

@@ -1,13 +1,14 @@
-"""What goes with a run, and what stays since others use it.
+"""`zerotrain remove`: what goes with a run, what stays since others use it, and the removal.
 
 Users are configurations by their values, folders by their parents, and links. A configuration
 counts as its file has it, whether or not it would be accepted: a run with a value that is wrong
-today has its results still.
-"""
+today has its results still."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,15 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import Artifact
-from zerotrain.artifact.layout import CONFIGS, DATA, RESULTS, DataFolder, RunFolder
-from zerotrain.artifact.leftovers import REMOVED
+from zerotrain.artifact.documents import read_text
+from zerotrain.artifact.layout import CONFIGS, DATA, RESULTS, ROLLING, DataFolder, RunFolder
+from zerotrain.artifact.leftovers import REMOVED, is_held, without_writers
 from zerotrain.config.read import load_config
-from zerotrain.config.runs import KEY, is_file_name, listed_files
+from zerotrain.config.runs import KEY, listed_files, train_command
 from zerotrain.config.suggestions import after_question, join_first
 from zerotrain.errors import PipelineError
+from zerotrain.graph.dvc.files import recorded_below
+from zerotrain.graph.snakemake import LOCKS
+from zerotrain.graph.switch.command import is_switching
 from zerotrain.machine.disk import size
-from zerotrain.run.lineage.index import ArtifactIndex, enclosing
+from zerotrain.machine.output import confirm
+from zerotrain.run.lineage.chain import ArtifactIndex, enclosing
 from zerotrain.run.runs import run_named, runs_here
+from zerotrain.training.process.lock import LOCK, check_not_locked
 
 SHOWN = 3
 """Users that are named."""
@@ -75,7 +82,7 @@ def plan_removal(run: str, *, data: bool) -> Plan:
         PipelineError: nothing of such a run is here, a file does not say what it uses, or what
             would go is behind a link.
     """
-    name, given = _name_of(run), read_configurations()
+    name, given = run_named(run).run, read_configurations()
     own = {file: raw for file, raw in given.items() if raw["run"] == name}
     folder, index = RunFolder(name).path, ArtifactIndex(Path())
     published, unread = index.published, index.unreadable
@@ -134,19 +141,6 @@ def _files(place: Path) -> Iterator[Path]:
         yield place
     for folder, _, files in os.walk(place):
         yield from (Path(folder, name) for name in files)
-
-
-def _name_of(run: str) -> str:
-    words = Path(run).parts
-    if words[:1] == RESULTS.parts:
-        words = words[1:]
-    elif Path(run).suffix and is_file_name(run):
-        return run_named(run)[0]
-    if len(words) != 1 or words[0] in (DATA, "..") or words[0].startswith("."):
-        raise PipelineError(
-            f"{run!r} names no run", hint="name the run, its configuration, or results/RUN"
-        )
-    return words[0]
 
 
 def _is_in(path: Path, folders: Iterable[Path]) -> bool:
@@ -276,3 +270,113 @@ def check_no_link(folder: Path) -> None:
                 f"{place}: a link to {target}; nothing is removed through a link",
                 hint=f"look at {target}: if nothing else uses it, remove it, then the link",
             )
+
+
+def remove(run: str, *, data: bool, yes: bool) -> list[str]:
+    """Remove the results of a run that nothing else uses.
+
+    Args:
+        run: Its name, its configuration, or its folder.
+        data: Whether its dataset and caches go as well, unless others use them.
+        yes: Whether to remove them without a question.
+
+    Returns:
+        What was removed, and what stays.
+
+    Raises:
+        PipelineError: nothing of such a run is here, something of it is in use or behind a link, or
+            no one has confirmed; nothing is removed.
+    """
+    plan = plan_removal(run, data=data)
+    check_unused(plan)
+    freed, goes, stays = size(plan.freed), [*plan.lines()], [*_stays(plan)]
+    if not yes:
+        unanswered = PipelineError(
+            f"{plan.run}: not removed without confirmation, and no one can answer: "
+            + "; ".join(goes),
+            hint="if that may go, call this again with --yes",
+        )
+        context = "\n".join(["removed would be", *_indented(goes), *_listed("it stays", stays)])
+        if not confirm(context, f"Remove {freed} of {plan.run}?", unanswered):
+            raise PipelineError(f"{plan.run}: nothing was removed", hint="answer y to remove it")
+    with contextlib.ExitStack() as held:
+        # One lock is of all caches of a dataset, as they are neighbours.
+        caches = {path.parent: path for one in plan.removed for path in one.glob("cache/*")}
+        for cache in caches.values():
+            if not held.enter_context(without_writers(cache)):
+                raise _in_use(cache, "a job writes here or next to it")
+        check_unused(plan)
+        _remove(plan.removed)
+    return [f"{plan.run}: removed {freed}", *_indented(goes), *_listed("it stays", stays)]
+
+
+def check_unused(plan: Plan) -> None:
+    """Check that no process works on the run, or reads what would go.
+
+    Raises:
+        PipelineError: one does; the message names it.
+    """
+    folder = RunFolder(plan.run).path
+    for path in sorted(folder.glob(f"*/{ROLLING}/{LOCK}")):
+        check_not_locked(path.parent)
+    if is_switching(plan.run):
+        raise _in_use(folder, "`zerotrain switch` works on it")
+    places = [folder, *plan.removed]
+    for lock in sorted(LOCKS.glob("*.lock")):
+        for line in read_text(lock).splitlines():
+            if any(Path(line).is_relative_to(place) for place in places):
+                raise _in_use(folder, f"snakemake works on {line}, or was killed")
+    for published in plan.published:
+        if is_held(published):
+            raise _in_use(published, "a process reads it")
+
+
+def _in_use(folder: Path, why: str) -> PipelineError:
+    return PipelineError(
+        f"{folder}: in use, and nothing is removed: {why}",
+        hint="wait for it, or end it; after a kill of snakemake: `snakemake --unlock`",
+    )
+
+
+def _remove(places: Iterable[Path]) -> None:
+    """Rename all, which takes a moment, then remove them: nothing counts as there by half."""
+    hidden = []
+    for place in places:
+        if place.is_symlink() or not place.is_dir():
+            place.unlink()
+            continue
+        aside = place
+        if not place.name.endswith(REMOVED):
+            aside = place.with_name(f".{place.name}{REMOVED}")
+            if aside.exists():
+                shutil.rmtree(aside)
+            place.rename(aside)
+        hidden.append(aside)
+    for aside in hidden:
+        if aside.exists():
+            shutil.rmtree(aside)
+
+
+def _stays(plan: Plan) -> Iterator[str]:
+    yield from (f"{place}: {why}" for place, why in plan.kept.items())
+    for file in plan.configurations:
+        yield f"{file}: `{train_command(file)}` makes the run again"
+    try:
+        count, stored = recorded_below(plan.removed)
+    except PipelineError as error:
+        yield f"copies in DVC's cache, if any: {error.what}"
+        return
+    if count:
+        yield (
+            f"{size(stored)} of {count} outputs, as dvc.lock lists them: DVC's cache keeps what it "
+            "has of them on the disk, and `zerotrain restore` brings that back; docs/remotes.md "
+            "says how to free it"
+        )
+
+
+def _listed(heading: str, lines: list[str]) -> list[str]:
+    return [heading, *_indented(lines)] if lines else []
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

@@ -1,1 +1,0 @@
-"""`zerotrain remove`: the results of a run, and what of them others use."""
