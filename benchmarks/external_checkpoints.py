@@ -80,7 +80,7 @@ class Inputs:
     def folder(self, family: str) -> Path:
         """Return the folder with `dataset`, `base` and `cache`."""
         from zerotrain.config.stage_settings import BuildSettings, CacheSettings
-        from zerotrain.models.families import nano
+        from zerotrain.models.families import autoencoders
         from zerotrain.stages.build_base import build_base
         from zerotrain.stages.cache_latents import cache_latents
         from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -91,7 +91,7 @@ class Inputs:
             if family == "sdxl":
                 _write_images(folder / "images")
             config = run_config(folder, family)
-            nano.VAE_STEPS = 3
+            autoencoders.VAE_STEPS = 3
             prepare_dataset(config.data, folder / "dataset")
             build_base(BuildSettings.of(config), folder / "dataset", folder / "base")
             size = config.cache_size(config.phases[0])

@@ -141,7 +141,7 @@ def machine_environment(nano: bool) -> dict[str, str]:
 
 def child_environment(one: Measurement, fallback: bool) -> dict[str, str]:
     """Return the environment of a measurement's process, as the train_phase stage would set it."""
-    from zerotrain.launch import pinned_memory
+    from zerotrain.launch import zero
     from zerotrain.machine import compiled_ops
     from zerotrain.machine.ports import free_port
 
@@ -152,7 +152,7 @@ def child_environment(one: Measurement, fallback: bool) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
     }  # fmt: skip
     if one.needs_ops:
-        environment |= pinned_memory.limit(os.environ)
+        environment |= zero.limit(os.environ)
     if fallback:
         environment[gpu_cases.FALLBACK] = "1"
     return environment

@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from zerotrain.launch.planner.parts import Moment, since
+from zerotrain.launch.planner.inputs import Moment, since
 from zerotrain.machine import compiled_ops
 from zerotrain.stages.train_phase import ALLOCATOR
 

@@ -25,7 +25,7 @@ from zerotrain.config.read import parse_config
 from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.launch.files import write_launch_files, write_run_yaml
 from zerotrain.launch.planner.planner import PlannedMachine, plan
-from zerotrain.launch.planner.table import parts_table
+from zerotrain.launch.planner.report import parts_table
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.models.sizes import model_sizes

@@ -14,13 +14,12 @@ from zerotrain.config.models import Phase
 from zerotrain.config.read import parse_config
 from zerotrain.config.stage_settings import PlannedRun
 from zerotrain.launch.planner.gpus import Gpu, read_gpu
-from zerotrain.launch.planner.inputs import FP32, PlannedLaunch
-from zerotrain.launch.planner.parts import peak
+from zerotrain.launch.planner.inputs import FP32, PlannedLaunch, peak
 from zerotrain.launch.planner.planner import RESERVE
 from zerotrain.launch.planner.prediction import Mode, Prediction, predict
 from zerotrain.launch.planner.shape import Shape
 from zerotrain.launch.planner.storage import ADAM_BYTES, DISK, cached_bytes, step_time
-from zerotrain.launch.planner.traced import TracedModel
+from zerotrain.launch.planner.trace_store import TracedModel
 from zerotrain.launch.preset import read_preset
 
 ROOT = Path(__file__).parent.parent

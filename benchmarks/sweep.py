@@ -24,14 +24,14 @@ from typing import Any
 
 from zerotrain.artifact import publish, read_manifest
 from zerotrain.artifact.recipe import Recipe
-from zerotrain.config import settings_file
+from zerotrain.config import stage_settings
 from zerotrain.config.read import read_config
 from zerotrain.config.runs import read_runs
 from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.graph.artifacts import Artifacts, Planned, digests
 from zerotrain.graph.runs import Runs
 from zerotrain.graph.sweep import sweep
-from zerotrain.launch.planner.forecast import machine_memory
+from zerotrain.launch.planner.forecasts import machine_memory
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.stages.render_launch import render_launch
 from zerotrain.training.checkpointing import conditions
@@ -94,7 +94,7 @@ def make_results(folder: Path) -> None:
             known = {
                 name: read_manifest(one, None).identity for name, one in planned.inputs.items()
             }
-            recipe = settings_file.recipe(planned.stage, planned.settings).with_inputs(
+            recipe = stage_settings.recipe(planned.stage, planned.settings).with_inputs(
                 {**known, **digests(planned.settings, planned.folders[0])}
             )
             make_artifact(planned, recipe)

@@ -103,7 +103,7 @@ def copy_project(folder: Path) -> Path:
 
 def copy_quick_project(folder: Path) -> Path:
     """Copy the project for a test that looks at no image: two steps fit an autoencoder, not 200."""
-    path = copy_project(folder) / "workflow/zerotrain/models/families/nano.py"
+    path = copy_project(folder) / "workflow/zerotrain/models/families/autoencoders.py"
     text = path.read_text()
     assert text.count("\nVAE_STEPS = 200\n") == 1
     path.write_text(text.replace("\nVAE_STEPS = 200\n", "\nVAE_STEPS = 2\n"))

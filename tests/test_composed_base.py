@@ -21,7 +21,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.models.base import choose_files
 from zerotrain.models.base_places import Selection, listing, local_folders, read_selections
-from zerotrain.models.families import flux_nano, load_family, qwen_image_nano
+from zerotrain.models.families import load_family
 from zerotrain.models.hub import ModelLocation
 from zerotrain.stages.build_base import BuildSettings, build_base
 
@@ -39,7 +39,7 @@ PARTS = {"model_index.json", "scheduler", "text_encoder", "tokenizer", "transfor
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole Qwen-Image of the family's own classes."""
     folder = tmp_path_factory.mktemp("qwen") / "model"
-    return build_nano(qwen_image_nano.SMALL, folder, steps=2)
+    return build_nano("qwen_image", folder, steps=2)
 
 
 def some_of(model: Path, folder: Path, *parts: str) -> Path:
@@ -119,7 +119,7 @@ def test_parts_come_from_several_folders(model, tmp_path):
 def test_the_parts_of_redux_lie_in_its_own_repository(tmp_path):
     """Next to those of FLUX.1 dev, whose model_index.json is taken; the base reads an image."""
     folder = tmp_path / "redux"
-    build_nano(flux_nano.SMALL, folder, steps=2, pipeline="FluxPriorReduxPipeline")
+    build_nano("flux", folder, steps=2, pipeline="FluxPriorReduxPipeline")
     extra = ("image_embedder", "image_encoder")
     other = some_of(folder, tmp_path / "FLUX.1-Redux-dev", *extra)
     (other / "model_index.json").write_text('{"_class_name": "FluxPriorReduxPipeline"}')

@@ -48,7 +48,7 @@ from zerotrain.graph.dvc import pipeline
 from zerotrain.machine import disk_errors
 from zerotrain.machine.child_process import supervise
 from zerotrain.machine.disk_errors import check_writable
-from zerotrain.models.families import nano
+from zerotrain.models.families import autoencoders
 from zerotrain.stages.export_weights import ExportSettings, export_weights
 from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
 from zerotrain.state.position import ADAM_SLOTS, MASTER
@@ -197,7 +197,7 @@ NUMBERS = (errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
 def call(words: list[object], monkeypatch: pytest.MonkeyPatch) -> int:
     """Be the command; its exit code."""
     monkeypatch.setattr(sys, "argv", ["zerotrain", *map(str, words)])
-    monkeypatch.setattr(nano, "VAE_STEPS", 2)
+    monkeypatch.setattr(autoencoders, "VAE_STEPS", 2)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     return int(ended.value.code or 0)

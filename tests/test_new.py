@@ -18,9 +18,9 @@ from tests.conftest import ROOT
 from tests.pages.configuration import schema
 
 from zerotrain.config.families import FAMILIES
-from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.config.read import parse_config, read_config
 from zerotrain.config.run import RunConfig
+from zerotrain.config.training import ObjectiveConfig
 from zerotrain.errors import PipelineError
 from zerotrain.graph.checks import read_checked_runs
 from zerotrain.graph.new_run import new as write

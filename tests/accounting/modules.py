@@ -38,7 +38,7 @@ READ_FOR = {
     "artifact/whole_file.py": "configuration of a run",
     "builder/draft.py": "configuration of a run",
     "builder/writing.py": "configuration of a run",
-    "config/lines.py": "configuration of a run",
+    "config/problems.py": "configuration of a run",
     "config/read.py": "configuration of a run",
     "config/text.py": "configuration of a run",
     "graph/checks/__init__.py": "configuration of a run",
@@ -92,7 +92,7 @@ OWN = {
     "artifacts and their records, checked by type": (
         "artifact/__init__.py", "artifact/columns.py", "artifact/layout.py",
         "artifact/manifest.py", "artifact/tensor_file.py", "artifact/verdicts.py",
-        "artifact/leftovers.py", "config/settings_file.py", "graph/currency.py",
+        "artifact/leftovers.py", "config/stage_settings.py", "graph/currency.py",
         "cache/layout.py", "cache/reader.py", "cache/record.py", "data/dataset_folder.py",
         "data/files.py", "evaluation/results.py", "launch/files.py", "state/checkpoint.py",
         "state/open.py", "state/position.py", "state/state.py", "stages/evaluate.py",
@@ -122,7 +122,7 @@ OWN = {
     ),
     "files and answers of this program and its libraries": (
         "config/adapters.py", "export/publish.py", "machine/detect.py",
-        "models/families/nano.py", "models/families/qwen_image_nano.py",
+        "models/families/nano.py",
         "models/families/tokens.py", "graph/cluster/trial.py",
         "graph/cluster/trial_node.py",
     ),

@@ -20,7 +20,7 @@ from zerotrain.launch.planner.architecture import (
     find_architecture,
     read_shipped,
 )
-from zerotrain.launch.planner.traced import ModelShapes, TracedModel
+from zerotrain.launch.planner.trace_store import ModelShapes, TracedModel
 from zerotrain.launch.planner.tracing import Tracer
 
 FULL = "config/sdxl-full-24gb.yaml"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,10 @@ from tests.builders.runs import make_config
 
 from zerotrain import artifact
 from zerotrain.config.run import RunConfig
-from zerotrain.models.families import nano
+from zerotrain.models.families import autoencoders, load_family
+from zerotrain.models.families.diffusion import DiffusionFamily
+from zerotrain.models.families.nano import build_pipeline
+from zerotrain.models.families.pipelines import place_pipeline
 from zerotrain.stages.build_base import BuildSettings, build_base
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -59,28 +61,35 @@ def prepare_inputs(config: RunConfig, folder: Path, size: int = 16, *, steps: in
     dataset, base = folder / "dataset", folder / "base"
     prepare_dataset(config.data, dataset)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano, "VAE_STEPS", steps)
+        patch.setattr(autoencoders, "VAE_STEPS", steps)
         build_base(BuildSettings.of(config), dataset, base)
     cache_latents(CacheSettings.of(config), size, dataset, base, folder / "cache")
 
 
 def build_nano(
-    small: Any, folder: Path, *, side: int = 16, steps: int = 3, seed: int = 0, **options: Any
+    family: str, folder: Path, *, side: int = 16, steps: int = 3, seed: int = 0, **options: Any
 ) -> Path:
     """Build a family's nano model into a folder; few steps fit its autoencoder."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano, "VAE_STEPS", steps)
-        small.build(CAPTIONS, make_pictures(side), seed, folder, **options)
+        patch.setattr(autoencoders, "VAE_STEPS", steps)
+        build_pipeline(load_family(family), CAPTIONS, make_pictures(side), seed, folder, **options)
     return folder
 
 
 def publish_nano(family: str, folder: Path, **options: Any) -> Path:
     """Publish a family's nano model as a base."""
-    module = importlib.import_module(f"zerotrain.models.families.{family}_nano")
     with artifact.publish(folder, "base") as draft:
-        build_nano(module.SMALL, draft.folder, **options)
+        build_nano(family, draft.folder, **options)
         draft.content = {"family": family, "base": "nano", "commit": None, "parts": {}}
     return folder
+
+
+def draw_of(
+    family: DiffusionFamily, weights: Path, *values: Any, device: str = "cpu", **options: Any
+) -> list[Image.Image]:
+    """Images that a family draws with the pipeline of a weights folder."""
+    pipeline = place_pipeline(family.load_pipeline(weights, device), device)
+    return family.draw(pipeline, *values, **options)
 
 
 def draw_house(pipeline: DiffusionPipeline, **arguments: object) -> bytes:

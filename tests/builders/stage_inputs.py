@@ -20,7 +20,7 @@ from zerotrain import artifact
 from zerotrain.artifact import link_or_copy
 from zerotrain.config.run import RunConfig
 from zerotrain.launch.files import write_launch_files, write_run_yaml
-from zerotrain.models.families import nano
+from zerotrain.models.families import autoencoders
 from zerotrain.stages import train_phase as train_module
 from zerotrain.stages.build_base import BuildSettings, build_base
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
@@ -113,7 +113,7 @@ class StageInputs:
             folder = self.folder / family
             config = self.config(family)
             prepare_dataset(config.data, folder / "dataset")
-            with patch.object(nano, "VAE_STEPS", 2):
+            with patch.object(autoencoders, "VAE_STEPS", 2):
                 build_base(BuildSettings.of(config), folder / "dataset", folder / "built")
             built = artifact.read(folder / "built", "base")
             parts = {name: f"digest of {name}" for name in built.content["parts"]}

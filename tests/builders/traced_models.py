@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zerotrain.launch.planner.architecture import find_architecture
-from zerotrain.launch.planner.traced import Activations, ModelShapes, TracedModel
+from zerotrain.launch.planner.trace_store import Activations, ModelShapes, TracedModel
 
 GIB = 2**30
 

@@ -36,7 +36,7 @@ from zerotrain.data.hub_datasets import hub_rows
 from zerotrain.errors import PipelineError
 from zerotrain.graph import fetch as fetching
 from zerotrain.models.base_places import BaseFiles
-from zerotrain.models.families import nano as nano_parts
+from zerotrain.models.families import autoencoders
 from zerotrain.models.hub import ModelLocation, open_location
 from zerotrain.stages.build_base import BuildSettings, build_base
 from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -97,7 +97,7 @@ def digest(file: Path) -> str:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
     """The address of a hub that holds a nano model, and what it was asked."""
-    monkeypatch.setattr(nano_parts, "VAE_STEPS", 2)
+    monkeypatch.setattr(autoencoders, "VAE_STEPS", 2)
     (tmp_path / "images").mkdir()
     for name in ("red", "blue"):
         Image.new("RGB", (40, 24), name).save(tmp_path / "images" / f"{name}.png")

@@ -10,7 +10,7 @@ from PIL import Image
 from pydantic import ValidationError
 from tests.builders.images import make_image_config
 
-from zerotrain.config.captions import CaptionConfig
+from zerotrain.config.image_source import CaptionConfig
 from zerotrain.data.captions import (
     describe_placeholders,
     edit_captions,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.builders.images import make_image_config, prepare_inputs
+from tests.builders.images import draw_of, make_image_config, prepare_inputs
 from tests.builders.models import move_far
 from tests.training.saving_trials import Log
 
@@ -178,8 +178,8 @@ def test_images_while_training_are_those_of_an_evaluation(run, tmp_path):
     for number, file in enumerate(files):
         seed = int(generator(config.seed, IMAGE_SEEDS, number, 0).integers(2**63))
         values = EvaluateConfig(num_inference_steps=2, batch_size=1)
-        [expected] = FAMILY.sample(
-            run / "weights", ["a"], [seed], values, resolution=SIDE, device="cpu",
+        [expected] = draw_of(
+            FAMILY, run / "weights", ["a"], [seed], values, resolution=SIDE, device="cpu",
             conditioning=[[Image.open(file)]],
         )  # fmt: skip
         assert np.array_equal(np.asarray(expected), made[2 + number])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.builders.images import draw_of
 from tests.conftest import ROOT
 
 from zerotrain.cache.reader import stacked
@@ -35,8 +36,8 @@ def sample(
 ) -> list[bytes]:  # fmt: skip
     """Pixels of sampled 16 px images."""
     config = EvaluateConfig.model_validate({"num_inference_steps": 2, **changes})
-    images = family.sample(
-        folder, prompts, seeds, config, resolution=16, device="cpu",
+    images = draw_of(
+        family, folder, prompts, seeds, config, resolution=16, device="cpu",
         max_sequence_length=max_sequence_length,
     )  # fmt: skip
     assert {image.size for image in images} == {(16, 16)}

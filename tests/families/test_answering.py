@@ -16,7 +16,7 @@ from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
 from zerotrain.models.families import load_family
-from zerotrain.models.families.answering import GENERATION
+from zerotrain.models.families.language import GENERATION
 from zerotrain.models.families.positions import check_row_length
 
 SETTINGS = {

@@ -13,7 +13,7 @@ from tests.builders.images import build_nano, make_pictures
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.buckets import to_pixels
 from zerotrain.errors import PipelineError
-from zerotrain.models.families import flux_nano, load_family
+from zerotrain.models.families import load_family
 from zerotrain.models.families.conditioned_sampling import conditioning_pixels
 from zerotrain.models.families.diffusion import DiffusionFamily
 
@@ -28,7 +28,7 @@ FAMILY: Any = load_family("flux")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A nano Flux whose model_index.json names the pipeline of Kontext."""
     folder = tmp_path_factory.mktemp("kontext") / "base"
-    return build_nano(flux_nano.SMALL, folder, pipeline="FluxKontextPipeline")
+    return build_nano("flux", folder, pipeline="FluxKontextPipeline")
 
 
 def test_images_of_any_size_are_cut_to_the_centre_square_and_scaled():

@@ -11,7 +11,11 @@ from diffusers import DDPMScheduler
 from diffusers.training_utils import compute_snr
 
 from zerotrain.errors import PipelineError
-from zerotrain.models.families.ddpm import DenoisingObjective, NoiseSchedule, read_noise_schedule
+from zerotrain.models.families.objectives import (
+    DenoisingObjective,
+    NoiseSchedule,
+    read_noise_schedule,
+)
 
 SDXL = {
     "beta_start": 0.00085,

@@ -14,8 +14,11 @@ from torch.utils._pytree import tree_leaves
 
 from zerotrain.cache.reader import stacked
 from zerotrain.models.families import Batch
-from zerotrain.models.families.ddpm import DenoisingObjective, NoiseSchedule
-from zerotrain.models.families.flow_matching import FlowMatchingObjective
+from zerotrain.models.families.objectives import (
+    DenoisingObjective,
+    FlowMatchingObjective,
+    NoiseSchedule,
+)
 from zerotrain.training.batches import Batches
 
 DEVICE = torch.device("meta")

@@ -16,7 +16,7 @@ from diffusers.training_utils import (
 
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
-from zerotrain.models.families.flow_matching import FlowMatchingObjective, read_flow_scheduler
+from zerotrain.models.families.objectives import FlowMatchingObjective, read_flow_scheduler
 
 TOKENS = 1024
 COUNT = 100_000

@@ -19,12 +19,11 @@ from diffusers import (
 )
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL import Image
-from tests.builders.images import build_nano, draw_image, make_pictures
+from tests.builders.images import build_nano, draw_image, draw_of, make_pictures
 from tests.families.promises import assert_same_call, first_call, predicted_call
 
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.buckets import to_pixels
-from zerotrain.models.families import flux_nano
 from zerotrain.models.families.flux import FAMILY
 from zerotrain.models.families.flux_conditioning import encode_conditioning
 from zerotrain.models.families.patches import pack, unpack
@@ -36,7 +35,7 @@ LATENTS = torch.Size([1, 4, 4, 4])
 
 def build(folder: Path, pipeline: str) -> Path:
     """A nano model of this class for 16 px images, its autoencoder fitted for a few steps."""
-    return build_nano(flux_nano.SMALL, folder, pipeline=pipeline)
+    return build_nano("flux", folder, pipeline=pipeline)
 
 
 @pytest.fixture(scope="module")
@@ -282,8 +281,8 @@ def drawn(
 ) -> list[bytes]:
     """Pixels of the 16 px images that `sample` draws of the prompts."""
     config = EvaluateConfig.model_validate({"num_inference_steps": 2, **changes})
-    made = FAMILY.sample(
-        folder, PROMPTS[: len(seeds)], seeds, config, resolution=16, device="cpu",
+    made = draw_of(
+        FAMILY, folder, PROMPTS[: len(seeds)], seeds, config, resolution=16, device="cpu",
         conditioning=images,
     )  # fmt: skip
     return [image.tobytes() for image in made]
@@ -300,7 +299,7 @@ def test_samples_of_kontext_are_the_pipelines_own(kontext):
     assert drawn(kontext, [[image] for image in images], (7, 8)) == own
     guided = by_hand(pipeline, image=images[0], true_cfg_scale=3.0, negative_prompt="")
     assert drawn(kontext, [images[:1]], guidance_scale=3.0) == [guided]
-    [alone] = FAMILY.sample(kontext, PROMPTS[:1], [7], VALUES, resolution=16, device="cpu")
+    [alone] = draw_of(FAMILY, kontext, PROMPTS[:1], [7], VALUES, resolution=16, device="cpu")
     assert alone.tobytes() == by_hand(pipeline)
     assert len({*own, guided, alone.tobytes()}) == 4
 

@@ -12,7 +12,7 @@ import torch
 from diffusers import DiffusionPipeline, FluxPipeline, FluxPriorReduxPipeline, ReduxImageEncoder
 from PIL import Image
 from tests.builders.exports import Export
-from tests.builders.images import build_nano, make_pictures
+from tests.builders.images import build_nano, draw_of, make_pictures
 from tests.families.promises import first_call
 from transformers import SiglipVisionModel
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -22,7 +22,6 @@ from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.buckets import to_pixels
 from zerotrain.errors import PipelineError
 from zerotrain.models.base import choose_files
-from zerotrain.models.families import flux_nano
 from zerotrain.models.families.flux import FAMILY
 
 PROMPT = "a red house"
@@ -35,7 +34,7 @@ TEXT, IMAGE = 32, 4
 def redux(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A nano FLUX.1 Redux for 16 px images, its autoencoder fitted for a few steps."""
     folder = tmp_path_factory.mktemp("redux") / "base"
-    return build_nano(flux_nano.SMALL, folder, pipeline="FluxPriorReduxPipeline")
+    return build_nano("flux", folder, pipeline="FluxPriorReduxPipeline")
 
 
 def pixels_of(image: Image.Image) -> torch.Tensor:
@@ -131,8 +130,8 @@ def by_hand(folder: Path, **arguments: Any) -> bytes:
 def drawn(folder: Path, image: Image.Image, prompt: str = PROMPT, **changes: object) -> bytes:
     """Pixels of the 16 px image that `sample` draws with a conditioning image."""
     config = EvaluateConfig.model_validate({"num_inference_steps": 2, **changes})
-    [made] = FAMILY.sample(
-        folder, [prompt], [7], config, resolution=16, device="cpu", conditioning=[[image]]
+    [made] = draw_of(
+        FAMILY, folder, [prompt], [7], config, resolution=16, device="cpu", conditioning=[[image]]
     )
     pixels: bytes = made.tobytes()
     return pixels

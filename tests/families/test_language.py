@@ -15,7 +15,7 @@ from tests.families.texts import LORA, SUMS, batch, build, logits
 from zerotrain.artifact.tensor_file import open_tensors
 from zerotrain.config.families import ROOT
 from zerotrain.config.models import EvaluateConfig
-from zerotrain.config.parameter_patterns import is_frozen
+from zerotrain.config.trained_part import is_frozen
 from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
 from zerotrain.models.base import check_config, choose_files

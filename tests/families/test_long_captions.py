@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from tests.builders.images import build_nano
+from tests.builders.images import build_nano, draw_of
 from tests.families.promises import batch_of, prediction
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
@@ -22,7 +22,7 @@ from zerotrain.config.read import parse_config
 from zerotrain.export.options import SampleOptions
 from zerotrain.export.sample import sample as sample_command
 from zerotrain.export.target import ExportSettings, WeightsTarget
-from zerotrain.models.families import flux_nano, load_family, qwen_image_nano
+from zerotrain.models.families import load_family
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.pipelines import pipeline_class
 from zerotrain.models.families.prompt_tokens import LETTERS_PER_TOKEN, PromptTokenizer
@@ -144,8 +144,8 @@ def test_a_sample_learns_the_same_in_any_batch(nano):
 def draw(base: Path, prompts: list[str], long_captions: str) -> list[bytes]:
     """Pixels of an image for each prompt."""
     values = EvaluateConfig(num_inference_steps=2, guidance_scale=3.0)
-    images = SDXL.sample(
-        base, prompts, [7] * len(prompts), values, resolution=16, device="cpu",
+    images = draw_of(
+        SDXL, base, prompts, [7] * len(prompts), values, resolution=16, device="cpu",
         long_captions=long_captions,
     )  # fmt: skip
     return [image.tobytes() for image in images]
@@ -208,9 +208,9 @@ def test_each_encoder_counts_the_captions_that_it_cuts(nano, nano_sd3, tmp_path)
     t5 = "2 of 4 captions exceed 8 tokens of tokenizer_3, which ignore the excess"
     clip = "2 of 4 captions exceed 32 tokens of tokenizer and tokenizer_2, which ignore the excess"
     assert said("sd3", nano_sd3, 8) == [(t5, [1, 3]), (clip, [1, 3])]
-    build_nano(flux_nano.SMALL, tmp_path / "flux", steps=1, identity=True)
+    build_nano("flux", tmp_path / "flux", steps=1, identity=True)
     assert [exceeding for _, exceeding in said("flux", tmp_path / "flux")] == [[1, 3]]
-    build_nano(qwen_image_nano.SMALL, tmp_path / "qwen", steps=1, identity=True)
+    build_nano("qwen_image", tmp_path / "qwen", steps=1, identity=True)
     assert said("qwen_image", tmp_path / "qwen") == []
     (limit,) = load_family("qwen_image").caption_limits(tmp_path / "qwen", captions, words)
     encoders = load_family("qwen_image").load_encoders(tmp_path / "qwen", "cpu")

@@ -20,7 +20,7 @@ from tests.builders.adapters import (
     predict,
     write_adapter,
 )
-from tests.builders.images import draw_house
+from tests.builders.images import draw_house, draw_of
 
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.trained_part import LoraConfig
@@ -153,7 +153,7 @@ def test_a_weights_folder_is_sampled_and_measured_with_its_adapter(nano, tmp_pat
     assert difference(FAMILY.load_model(folder).eval(), unet) > 0.01
     config = EvaluateConfig(num_inference_steps=2, guidance_scale=3.0)
     images = [
-        FAMILY.sample(path, ["a red house"], [7], config, resolution=16, device="cpu")[0]
+        draw_of(FAMILY, path, ["a red house"], [7], config, resolution=16, device="cpu")[0]
         for path in (folder, nano)
     ]
     pipeline = StableDiffusionXLPipeline.from_pretrained(folder, add_watermarker=False)

@@ -11,9 +11,12 @@ from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 
 from zerotrain.config.families import FAMILIES
 from zerotrain.config.training import TrainConfig
-from zerotrain.models.families.ddpm import DenoisingObjective, NoiseSchedule
-from zerotrain.models.families.flow_matching import FlowMatchingObjective
-from zerotrain.models.families.loss_functions import LossFunction
+from zerotrain.models.families.objectives import (
+    DenoisingObjective,
+    FlowMatchingObjective,
+    LossFunction,
+    NoiseSchedule,
+)
 
 C = 0.2
 IMAGES = [name for name, kind in FAMILIES.items() if kind.modality == "image"]

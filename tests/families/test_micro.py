@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 from tests.builders.images import CAPTIONS, make_pictures
 from tests.families.texts import SUMS
@@ -11,8 +9,8 @@ from tests.families.texts import SUMS
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.launch.planner.model import trained_model
-from zerotrain.models.families import load_family
-from zerotrain.models.families import nano as nano_parts
+from zerotrain.models.families import autoencoders, load_family
+from zerotrain.models.families.nano import build_language_model, build_pipeline
 
 
 @pytest.mark.parametrize(
@@ -30,10 +28,12 @@ def test_micro_is_what_was_planned(name, tmp_path, monkeypatch):
     """It loads, and every tensor has the shape that the planner computed; the vocabulary is
     smaller."""
     # Its autoencoder is that of nano, and fitting changes no shape.
-    monkeypatch.setattr(nano_parts, "_fit", lambda *_: (0.0, 1.0))
-    module = importlib.import_module(f"zerotrain.models.families.{name}_nano")
-    samples = (SUMS,) if FAMILIES[name].modality == "text" else (CAPTIONS, make_pictures(256, 2))
-    module.SMALL.build(*samples, 0, tmp_path, preset="micro")
+    monkeypatch.setattr(autoencoders, "_fit", lambda *_: (0.0, 1.0))
+    if FAMILIES[name].modality == "text":
+        build_language_model(load_family(name), SUMS, 0, tmp_path, preset="micro")
+    else:
+        pictures = make_pictures(256, 2)
+        build_pipeline(load_family(name), CAPTIONS, pictures, 0, tmp_path, preset="micro")
     model = load_family(name).load_model(tmp_path)
     planned = trained_model(find_architecture(name, "micro")).shapes
     found = {key: tuple(tensor.shape) for key, tensor in model.named_parameters()}

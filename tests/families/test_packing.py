@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from zerotrain.errors import PipelineError
-from zerotrain.models.families.packing import check_packable
+from zerotrain.models.families.positions import check_packable
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 80}
 GROUPED = {**SIZES, "num_key_value_heads": 2, "intermediate_size": 96}
@@ -59,6 +59,6 @@ def test_a_model_that_cannot_be_asked_is_refused(tmp_path, monkeypatch):
     def broken(config: Any) -> float:
         raise ValueError("no such layer")
 
-    monkeypatch.setattr("zerotrain.models.families.packing._difference", broken)
+    monkeypatch.setattr("zerotrain.models.families.positions._difference", broken)
     with pytest.raises(PipelineError, match=r"could not be asked .* \(no such layer\)"):
         check_packable(saved("Qwen2", GROUPED, tmp_path))

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.builders.images import draw_house
 
-from zerotrain.models.families import load_family, placement
-from zerotrain.models.families.placement import (
+from zerotrain.models.families import load_family, pipelines
+from zerotrain.models.families.pipelines import (
     Placement,
     choose_placement,
     place_model,
@@ -46,8 +46,8 @@ def small(monkeypatch):
     """Call with bytes that are given as free, and kept free for activations."""
 
     def make(free: int) -> None:
-        monkeypatch.setattr(placement, "WORKING", 0)
-        monkeypatch.setattr(placement, "free_device_bytes", lambda _: free)
+        monkeypatch.setattr(pipelines, "WORKING", 0)
+        monkeypatch.setattr(pipelines, "free_device_bytes", lambda _: free)
 
     return make
 

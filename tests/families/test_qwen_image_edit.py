@@ -13,7 +13,7 @@ from diffusers import QwenImageEditPipeline, QwenImageEditPlusPipeline
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as edit_module
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as edit_plus_module
 from PIL import Image
-from tests.builders.images import CAPTIONS, build_nano, make_pictures
+from tests.builders.images import CAPTIONS, build_nano, draw_of, make_pictures
 from tests.families.promises import (
     LORA,
     TARGETS,
@@ -28,9 +28,9 @@ from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.training import TrainConfig
 from zerotrain.data.buckets import to_pixels
 from zerotrain.errors import PipelineError
-from zerotrain.models.families import qwen_image_nano
+from zerotrain.models.families.autoencoders import pixels_of
 from zerotrain.models.families.lora import add_adapter
-from zerotrain.models.families.nano import pixels_of
+from zerotrain.models.families.nano import build_pipeline
 from zerotrain.models.families.patches import pack, unpack
 from zerotrain.models.families.qwen_image import FAMILY
 from zerotrain.models.families.qwen_image_encoding import (
@@ -52,7 +52,7 @@ CLASSES = {EDIT: QwenImageEditPipeline, EDIT_PLUS: QwenImageEditPlusPipeline}
 def edit_plus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A nano model whose text encoder sees images; its autoencoder is fitted for a step."""
     folder = tmp_path_factory.mktemp("edit") / "base"
-    return build_nano(qwen_image_nano.SMALL, folder, side=SIDE, steps=1, pipeline=EDIT_PLUS)
+    return build_nano("qwen_image", folder, side=SIDE, steps=1, pipeline=EDIT_PLUS)
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +117,8 @@ def draw(
 def sample(base: Path, images: list[Image.Image], **changes: object) -> bytes:
     """Pixels of the image that the family draws, of seed 7."""
     config = EvaluateConfig.model_validate({"num_inference_steps": 2, **changes})
-    [made] = FAMILY.sample(
-        base, [PROMPT], [7], config, resolution=SIDE, device="cpu", conditioning=[images]
+    [made] = draw_of(
+        FAMILY, base, [PROMPT], [7], config, resolution=SIDE, device="cpu", conditioning=[images]
     )
     pixels: bytes = made.tobytes()
     return pixels
@@ -375,9 +375,7 @@ def test_pixels_become_the_images_that_they_were():
 
 def test_the_nano_of_one_image_drops_what_precedes_it(tmp_path):
     """Built for QwenImageEditPipeline, whose template has the image before the prompt."""
-    qwen_image_nano.SMALL.build(
-        CAPTIONS, make_pictures(SIDE), 0, tmp_path, pipeline=EDIT, identity=True
-    )
+    build_pipeline(FAMILY, CAPTIONS, make_pictures(SIDE), 0, tmp_path, pipeline=EDIT, identity=True)
     pipeline = pipeline_of(tmp_path, EDIT)
     tokens = pipeline.tokenizer(pipeline.prompt_template_encode.format(PROMPT)).input_ids
     rest = pipeline.tokenizer.decode(tokens[pipeline.prompt_template_encode_start_idx :])

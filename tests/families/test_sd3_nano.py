@@ -6,12 +6,13 @@ from tests.builders.images import CAPTIONS
 
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.sd3 import FAMILY
+from zerotrain.models.families.small_models import MAX_TOKENS, TEXT_WIDTH
 
 
 def test_captions_that_differ_in_a_word_are_distinguished(nano_sd3):
     """By each of the three encoders: one word moves its tokens visibly."""
     found = FAMILY.load_encoders(nano_sd3, "cpu").encode_prompts(["a red house", "a blue house"])
-    tokens, width = nano_parts.MAX_TOKENS, nano_parts.TEXT_WIDTH["nano"]
+    tokens, width = MAX_TOKENS, TEXT_WIDTH["nano"]
     embeds = found["prompt_embeds"]
     parts = [embeds[:, :tokens, :width], embeds[:, :tokens, width:], embeds[:, tokens:]]
     for first, second in [*parts, found["pooled_prompt_embeds"]]:

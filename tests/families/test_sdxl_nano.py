@@ -7,6 +7,7 @@ import torch
 from diffusers import StableDiffusionXLPipeline
 from PIL import Image
 
+from zerotrain.models.families import autoencoders
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.sdxl import FAMILY
 
@@ -50,15 +51,15 @@ def test_captions_that_differ_in_a_word_are_distinguished(nano):
 @pytest.mark.slow
 def test_fitting_makes_the_autoencoder_show_its_images(monkeypatch, capsys):
     """Its error falls far below the images' variance, and scaled latents have unit deviation."""
-    monkeypatch.setattr(nano_parts, "VAE_STEPS", 60)
+    monkeypatch.setattr(autoencoders, "VAE_STEPS", 60)
     images = [
         Image.linear_gradient("L").resize((16, 16)).rotate(90 * n).convert("RGB") for n in range(4)
     ]
-    pixels = nano_parts.pixels_of(images)
+    pixels = autoencoders.pixels_of(images)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        autoencoder = nano_parts.build_autoencoder(16)
-        mean, std = nano_parts.fit_autoencoder(autoencoder, images, seed=0)
+        autoencoder = autoencoders.build_autoencoder("AutoencoderKL", 16)
+        mean, std = autoencoders.fit_autoencoder(autoencoder, images, seed=0)
     assert "fitting the autoencoder: 60 of 60 steps (100%)" in capsys.readouterr().err
     with torch.inference_mode():
         latents = autoencoder.encode(pixels).latent_dist.mode()

@@ -9,11 +9,10 @@ import torch
 import transformers
 
 from zerotrain.data.conversation import Conversation, Message, conversation
-from zerotrain.models.families import causal_lm_nano, load_family, seq2seq_lm_nano
+from zerotrain.models.families import load_family
 from zerotrain.models.families.language import LanguageFamily
-from zerotrain.models.families.language_nano import train_tokenizer
+from zerotrain.models.families.nano import build_language_model, train_byte_tokenizer
 
-SMALL = {"causal_lm": causal_lm_nano.SMALL, "seq2seq_lm": seq2seq_lm_nano.SMALL}
 LORA = {"causal_lm": ("q_proj", "down_proj"), "seq2seq_lm": ("q", "wo")}
 """Layers that get an adapter."""
 
@@ -28,7 +27,7 @@ SUMS = [asked(f"{a}+{b}=", str(a + b)) for a in range(4) for b in range(4)]
 
 def build(name: str, folder: Path) -> Path:
     """A nano model of that family."""
-    SMALL[name].build(SUMS, 0, folder)
+    build_language_model(load_family(name), SUMS, 0, folder)
     return folder
 
 
@@ -85,7 +84,7 @@ def config_of(kind: str, ids: dict[str, Any]) -> Any:
 def build_class(kind: str, folder: Path, steps: int = 30, **changes: Any) -> Path:
     """Model and tokenizer as their library saves them, taught so many steps."""
     seq2seq = kind == "bart"
-    tokenizer = train_tokenizer(SUMS, seq2seq=seq2seq)
+    tokenizer = train_byte_tokenizer(SUMS, seq2seq=seq2seq)
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     ids = {name: getattr(tokenizer, name) for name in names} | {"vocab_size": len(tokenizer)}
     auto = transformers.AutoModelForSeq2SeqLM if seq2seq else transformers.AutoModelForCausalLM

@@ -1,15 +1,16 @@
 """Stable Diffusion 1, a U-Net that is given a caption by one CLIP encoder; with toy_spec.py."""
 
 import torch
-from diffusers import DDIMScheduler, UNet2DConditionModel
-from transformers import CLIPTextModel
 
 from zerotrain.config.families import FAMILIES
-from zerotrain.models.families import nano
-from zerotrain.models.families.ddpm import DenoisingObjective, NoiseSchedule, read_noise_schedule
 from zerotrain.models.families.diffusion import DiffusionFamily
-from zerotrain.models.families.identity import identity_autoencoder
-from zerotrain.models.families.pipelines import PipelineEncoders, latents_of, pipeline_class
+from zerotrain.models.families.objectives import (
+    DenoisingObjective,
+    NoiseSchedule,
+    read_noise_schedule,
+)
+from zerotrain.models.families.pipelines import PipelineEncoders, latents_of
+from zerotrain.models.families.small_models import SmallPipeline, clip
 
 
 class ToyEncoders(PipelineEncoders):
@@ -27,7 +28,20 @@ class ToyObjective(DenoisingObjective):
         return model(noisy, timesteps, batch["prompt_embeds"], return_dict=False)[0]
 
 
+def small_parts(spec):
+    blocks = {"down_block_types": ["DownBlock2D"], "up_block_types": ["CrossAttnUpBlock2D"]}
+    widths = {"block_out_channels": [32], "cross_attention_dim": spec.width}
+    channels = dict.fromkeys(("in_channels", "out_channels"), spec.channels)
+    text = clip(spec.tokenizers["tokenizer"], spec.width)
+    unet = {"sample_size": spec.side // 4, **blocks, **widths, **channels}
+    return {"text_encoder": text, "unet": unet}
+
+
 class Toy(DiffusionFamily):
+    small = SmallPipeline(
+        tokenizers={"tokenizer": "clip"}, parts=small_parts, scheduler="DDIMScheduler", shifts=False
+    )
+
     def load_encoders(self, base, device, max_sequence_length=None, dtype=torch.float32):
         return ToyEncoders(self.spec.pipeline, base, device, dtype, "unet")
 
@@ -36,18 +50,6 @@ class Toy(DiffusionFamily):
 
     def shape_objective(self, config):
         return ToyObjective(NoiseSchedule(torch.ones(1), "epsilon"))
-
-    def build_preset(self, preset, dataset, images, seed, out, **_):
-        torch.manual_seed(seed)
-        clip = nano.train_tokenizer([sample.caption for sample in dataset.split("train")])
-        text, vae = CLIPTextModel(nano.text_config(clip, 64)), identity_autoencoder("AutoencoderKL")
-        blocks = {"down_block_types": ["DownBlock2D"], "up_block_types": ["CrossAttnUpBlock2D"]}
-        widths = {"block_out_channels": [32], "cross_attention_dim": 64}
-        unet = UNet2DConditionModel(images[0].width, 3, 3, **blocks, **widths)
-        made = pipeline_class(self.spec.pipeline)(
-            vae, text, clip, unet, DDIMScheduler(), None, None
-        )
-        made.save_pretrained(out)
 
 
 FAMILY = Toy(FAMILIES["toy"])

@@ -1,6 +1,6 @@
 """Stable Diffusion 1."""
 
-from zerotrain.config.families.spec import FamilySpec
+from zerotrain.config.families import FamilySpec
 
 SPEC = FamilySpec(
     name="toy",
@@ -16,4 +16,5 @@ SPEC = FamilySpec(
     pipeline="StableDiffusionPipeline",
     clip_tokens=True,
     text_width="cross_attention_dim",
+    loading={"safety_checker": None, "feature_extractor": None},
 )

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,8 +29,7 @@ from tests.formats.languages import Language, exported
 from zerotrain import artifact
 from zerotrain.config.families import LANGUAGE_MODELS
 from zerotrain.export.formats import FORMATS as ALL_FORMATS
-from zerotrain.models.families import nano as nano_parts
-from zerotrain.models.families import sdxl_nano
+from zerotrain.models.families.autoencoders import AUTOENCODERS
 from zerotrain.models.families.sdxl import FAMILY
 
 LAYERS = ("to_q", "to_out.0", "proj_in", "ff.net.0.proj", "ff.net.2", "conv1", "conv_shortcut")
@@ -41,14 +39,9 @@ ADAPTER = {"rank": 4, "alpha": 6.0, "target_modules": LAYERS}
 
 def build_base(folder: Path) -> None:
     """A nano model with attention in its autoencoder; its numbers are all random."""
-    autoencoder = nano_parts.build_autoencoder
-
-    def with_attention(side: int) -> Any:
-        return type(autoencoder(side)).from_config(
-            {**autoencoder(side).config, "mid_block_add_attention": True}
-        )
-
-    build_nano(replace(sdxl_nano.SMALL, build_autoencoder=with_attention), folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(AUTOENCODERS["AutoencoderKL"], "mid_block_add_attention", True)
+        build_nano("sdxl", folder)
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.export.command import convert
 from zerotrain.export.export import export_universal
 from zerotrain.export.formats.opening import check_whole
-from zerotrain.models.families import nano as nano_parts
+from zerotrain.models.families import autoencoders
 from zerotrain.models.families.lora import ADAPTER as LORA
 from zerotrain.models.hub import open_location
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
@@ -252,7 +252,7 @@ def build(base: Path, whole: Path, lora: Path) -> None:
     data = Path(PICTURES)
     prepare_dataset(run.data, data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_parts, "VAE_STEPS", 2)
+        patch.setattr(autoencoders, "VAE_STEPS", 2)
         cache_latents(CacheSettings.of(run), 16, data, results / "pics/base", data / "cache/16")
     launch = results / "pics/whole/launch"
     settings = LaunchSettings.of(run, "whole")

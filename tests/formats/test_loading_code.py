@@ -39,7 +39,7 @@ from zerotrain.export.sample import sample
 from zerotrain.machine.device import device_type
 from zerotrain.models.base import README
 from zerotrain.models.families import load_family
-from zerotrain.models.families.placement import sampling_dtype
+from zerotrain.models.families.pipelines import sampling_dtype
 
 IMAGES = tuple(name for name, kind in FAMILIES.items() if kind.modality == "image")
 PROMPT = {"image": "a red house", "text": "1+2="}

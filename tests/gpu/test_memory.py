@@ -18,10 +18,9 @@ from tests.training.conftest import write_cache
 from zerotrain import artifact
 from zerotrain.launch.planner.activations import trace_activations
 from zerotrain.launch.planner.architecture import Architecture, Part
-from zerotrain.launch.planner.inputs import ParameterSizes, PlannedLaunch
+from zerotrain.launch.planner.inputs import ParameterSizes, PlannedLaunch, peak
 from zerotrain.launch.planner.memory_parts import memory_parts
 from zerotrain.launch.planner.model import trained_model
-from zerotrain.launch.planner.parts import peak
 from zerotrain.launch.planner.shape import Shape
 from zerotrain.launch.resolved import ResolvedPhase
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from zerotrain.config import settings_file
+from zerotrain.config import stage_settings
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import (
@@ -256,16 +256,16 @@ def test_a_settings_file_gives_back_what_was_written(run, stage: str) -> None:
     """Also which values were given, which launch files name; twice the same text."""
     phase = "big" if stage in ("render_launch", "evaluate") else ""
     settings = SETTINGS[stage].of(run(), phase)
-    text = settings_file.render(stage, settings)
+    text = stage_settings.render(stage, settings)
     path = Path("settings.json")
     path.write_text(text, encoding="utf-8")
-    read, file = settings_file.read_settings(path, stage)
+    read, file = stage_settings.read_settings(path, stage)
     assert read == settings
-    assert settings_file.render(stage, read) == text
-    assert (file.rebuild, settings_file.read_mark(path)) == (None, None)
+    assert stage_settings.render(stage, read) == text
+    assert (file.rebuild, stage_settings.read_mark(path)) == (None, None)
     other = next(one for one in SETTINGS if one != stage)
     with pytest.raises(PipelineError, match=f"has the settings of {stage}, not of {other}"):
-        settings_file.read_settings(path, other)
+        stage_settings.read_settings(path, other)
 
 
 def test_an_option_is_left_out_with_its_input() -> None:

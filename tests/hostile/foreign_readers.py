@@ -26,7 +26,7 @@ from zerotrain.importers.imported_config import config_text, report
 from zerotrain.importers.reading import ImportOptions, import_file
 from zerotrain.models.base import check_config, check_model_index
 from zerotrain.models.families import load_family
-from zerotrain.models.families.language_nano import train_tokenizer
+from zerotrain.models.families.nano import train_byte_tokenizer
 from zerotrain.models.pretrained import from_pretrained
 from zerotrain.state.external import open_external, write_universal
 from zerotrain.state.external.adapter_files import check_settings, from_kohya
@@ -39,7 +39,7 @@ LANGUAGE, SDXL = load_family("causal_lm"), load_family("sdxl")
 
 @functools.cache
 def _tokenizer() -> Any:
-    return train_tokenizer([], seq2seq=False)
+    return train_byte_tokenizer([], seq2seq=False)
 
 
 def _write_tokenizer(folder: Path) -> None:

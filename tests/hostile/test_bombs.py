@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from tests.hostile.foreign_readers import FOREIGN_READERS
 
-from zerotrain.config.parameter_patterns import check_pattern_matches
+from zerotrain.config.trained_part import check_pattern_matches
 from zerotrain.errors import PipelineError
 from zerotrain.machine.confined import Confined, RaisedError
 from zerotrain.models.pretrained import MOST_LAYERS, check_sizes, from_config, from_pretrained

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.builders.refusals import refused
 
+from zerotrain.launch.derive import overlay
 from zerotrain.launch.keys import DEEPSPEED
-from zerotrain.launch.overrides import overlay
 
 PROFILE = {
     "comms_logger": {"enabled": True, "prof_ops": ["all_reduce"]},

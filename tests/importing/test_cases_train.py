@@ -13,7 +13,7 @@ from PIL import Image
 
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.models.families import nano
+from zerotrain.models.families import autoencoders
 from zerotrain.stages.build_base import BuildSettings, build_base
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -134,7 +134,7 @@ def test_an_imported_case_trains_what_its_program_trains(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same parameters by the same rates; the loss is a number and the adapter moves."""
-    monkeypatch.setattr(nano, "VAE_STEPS", 2)
+    monkeypatch.setattr(autoencoders, "VAE_STEPS", 2)
     expected, images = CASES[path], tmp_path / "images"
     images.mkdir()
     for number in range(6):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from zerotrain.launch.pinned_memory import LIMIT, allocator_settings, cached_bytes, rounding
+from zerotrain.launch.zero import LIMIT, allocator_settings, cached_bytes, rounding
 
 KEY = "pinned_max_cached_size_mb"
 OFFLOADED: Any = SimpleNamespace(
@@ -41,7 +41,7 @@ def test_an_earlier_torch_is_not_told_a_name_that_it_refuses(
     release: str, set_: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would end with "Unrecognized key" when it first uses the GPU."""
-    monkeypatch.setattr("zerotrain.launch.pinned_memory.version", lambda package: release)
+    monkeypatch.setattr("zerotrain.launch.zero.version", lambda package: release)
     assert bool(allocator_settings(OFFLOADED, {})) == set_
 
 

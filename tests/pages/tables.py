@@ -18,7 +18,8 @@ from zerotrain.launch.keys import (
     Key,
 )
 from zerotrain.launch.planner.architecture import find_architecture
-from zerotrain.launch.planner.model import parameters_of, trained_model
+from zerotrain.launch.planner.model import trained_model
+from zerotrain.launch.planner.storage import parameters_of
 from zerotrain.models.families import load_family
 
 TRAITS = {

@@ -14,13 +14,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from zerotrain.launch.planner import trace_store
+from zerotrain.launch.planner.activations import Forward
 from zerotrain.launch.planner.architecture import (
     Architecture,
     Part,
     find_architecture,
     read_shipped,
 )
-from zerotrain.launch.planner.forward import Forward
 from zerotrain.launch.planner.memory import Memory, Storages
 from zerotrain.launch.planner.passes import tensors_of
 from zerotrain.launch.planner.shape import Shape

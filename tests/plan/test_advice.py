@@ -18,7 +18,7 @@ from zerotrain.cli import command_line
 from zerotrain.config.read import read_config
 from zerotrain.graph import reruns
 from zerotrain.graph.switch import point as switch_checks
-from zerotrain.launch.planner import advice
+from zerotrain.launch.planner import fit
 from zerotrain.launch.planner.planner import RESERVE, Plan, PlannedMachine, plan
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.host import gib
@@ -46,7 +46,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         shutil.copytree(ROOT / "config" / part, tmp_path / "config" / part)
     monkeypatch.chdir(tmp_path)
     FILE.write_text(CONFIG, encoding="utf-8")
-    monkeypatch.setattr(advice, "this_machine", lambda _: PlannedMachine(2**40, HOST, "a GPU"))
+    monkeypatch.setattr(fit, "this_machine", lambda _: PlannedMachine(2**40, HOST, "a GPU"))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def traced_once(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     def again(config: Any, name: str, machine: PlannedMachine, **options: Any) -> Plan:
         return plan(config, name, machine, auto=options["auto"], traced=planned.traced)
 
-    monkeypatch.setattr(advice, "plan", again)
+    monkeypatch.setattr(fit, "plan", again)
 
 
 def phase(**changes: Any) -> ResolvedPhase:
@@ -96,7 +96,7 @@ def test_the_line_of_the_switch_works(planned: Plan, traced_once: None, copies: 
     if copies:
         Path("config/copy.yaml").write_text(CONFIG.replace("plain", "other"), encoding="utf-8")
     measured = device(planned, "zero2_offload")
-    found = advice.advise_after_out_of_memory(phase(), Path("base"), 200, measured)
+    found = fit.advise_after_out_of_memory(phase(), Path("base"), 200, measured)
     (line,) = re.findall(r"`(zerotrain switch [^`]*)`", found.what_to_do)
     named = "config/flowers.yaml" if copies else "flowers"
     rows = {name: row["plain"] for name, row in planned.rows.items()}
@@ -118,7 +118,7 @@ def test_the_line_of_the_switch_works(planned: Plan, traced_once: None, copies: 
 def test_without_a_checkpoint_the_launch_is_to_be_changed(planned: Plan, traced_once: None) -> None:
     """A switch would find nothing to cut."""
     measured = device(planned, "zero2_offload")
-    found = advice.advise_after_out_of_memory(phase(), Path("base"), None, measured)
+    found = fit.advise_after_out_of_memory(phase(), Path("base"), None, measured)
     assert "zerotrain switch" not in found.what_to_do
     assert "into phase plain of config/flowers.yaml and start again" in found.what_to_do
     assert "raise gradient_accumulation_steps above 1" in found.what_to_do
@@ -128,8 +128,8 @@ def test_where_nothing_fits_the_search_is_named(planned: Plan, traced_once: None
     """And a host that is full is not helped by an offload to it."""
     tiny = {"total": 2**20, "allocated": 2**20, "reserved": 2**20}
     full = device(planned, "zero2_offload")
-    for measured, kind in ((tiny, "device_memory"), (full, advice.HOST_MEMORY)):
-        found = advice.advise_after_out_of_memory(phase(), Path("base"), 200, measured, kind)
+    for measured, kind in ((tiny, "device_memory"), (full, fit.HOST_MEMORY)):
+        found = fit.advise_after_out_of_memory(phase(), Path("base"), 200, measured, kind)
         assert "no preset after torch fits here: `zerotrain plan config/flowers.yaml" in (
             found.what_to_do
         )
@@ -144,7 +144,7 @@ def test_a_disk_that_is_not_configured_is_no_way_out(planned: Plan, traced_once:
         if one.swap or one.useless:
             made = replace(planned, rows={own.preset: planned.rows[own.preset], name: {
                 "plain": replace(one, parts=())}})  # fmt: skip
-            assert own.preset == name or advice._find_lighter_preset(made, own) is None
+            assert own.preset == name or fit._find_lighter_preset(made, own) is None
 
 
 def test_an_engine_that_the_machine_refuses_is_no_way_out(
@@ -152,16 +152,16 @@ def test_an_engine_that_the_machine_refuses_is_no_way_out(
 ) -> None:
     """A switch to it would be refused at once."""
     refusing = PlannedMachine(2**40, HOST, "a GPU", {"deepspeed": "DeepSpeed does not run here"})
-    monkeypatch.setattr(advice, "this_machine", lambda _: refusing)
+    monkeypatch.setattr(fit, "this_machine", lambda _: refusing)
     measured = device(planned, "zero2_offload")
-    found = advice.advise_after_out_of_memory(phase(), Path("base"), 200, measured)
+    found = fit.advise_after_out_of_memory(phase(), Path("base"), 200, measured)
     assert "no preset after torch fits here" in found.what_to_do
 
 
 def test_a_run_that_is_not_in_config_gets_what_is_known() -> None:
     """No traceback on the way to an advice."""
     FILE.unlink()
-    found = advice.advise_after_out_of_memory(phase(), Path("base"), 200, {})
+    found = fit.advise_after_out_of_memory(phase(), Path("base"), 200, {})
     assert found.facts == ()
     assert found.what_to_do.startswith("raise gradient_accumulation_steps above 1")
     assert "what would fit is not known: no file in config has the run flowers" in found.what_to_do

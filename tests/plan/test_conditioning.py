@@ -11,8 +11,8 @@ from tests.builders.runs import make_config
 from tests.plan.conftest import SMALL
 
 from zerotrain.config.run import RunConfig
+from zerotrain.launch.planner.activations import Forward
 from zerotrain.launch.planner.architecture import find_architecture
-from zerotrain.launch.planner.forward import Forward
 from zerotrain.launch.planner.shape import Shape, text_tokens
 from zerotrain.launch.planner.storage import conditioning_bytes
 

@@ -8,22 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain.launch.pinned_memory import LIMIT
-from zerotrain.launch.planner.buckets import gradients_of_partition, largest_fill, sub_groups
-from zerotrain.launch.planner.inputs import ParameterSizes, PlannedLaunch
-from zerotrain.launch.planner.live_parameters import Coordinator, Live, live_parameters
-from zerotrain.launch.planner.memory_parts import memory_parts, saves_nothing
-from zerotrain.launch.planner.parts import (
+from zerotrain.launch.planner.buckets import (
+    Coordinator,
+    Live,
+    gradients_of_partition,
+    largest_fill,
+    live_parameters,
+    sub_groups,
+)
+from zerotrain.launch.planner.inputs import (
     MemoryPart,
     Moment,
+    ParameterSizes,
+    PlannedLaunch,
     at,
     peak,
     resident_peak,
     since,
     states,
 )
+from zerotrain.launch.planner.memory_parts import memory_parts, saves_nothing
 from zerotrain.launch.planner.storage import Traffic, storage, swap_files, traffic
 from zerotrain.launch.preset import read_preset
+from zerotrain.launch.zero import LIMIT
 
 SDXL = 2_567_463_684
 GIB = 2**30

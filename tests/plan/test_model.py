@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-import torch
+from tests.builders.images import build_nano
 from tests.plan.conftest import shipped_models
 
 from zerotrain.config.families import FAMILIES, PRESETS
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.activations import trace_activations
-from zerotrain.launch.planner.architecture import Part, find_architecture, read_shipped
-from zerotrain.launch.planner.model import build_part, parameters_of, trained_model
+from zerotrain.launch.planner.architecture import (
+    Part,
+    find_architecture,
+    read_shipped,
+)
+from zerotrain.launch.planner.model import build_part, trained_model
 from zerotrain.launch.planner.shape import Shape, text_tokens
-from zerotrain.models.families import flux_nano, qwen_image_nano
-from zerotrain.models.families.sd3_nano import build_transformer
-from zerotrain.models.families.sdxl_nano import build_unet
+from zerotrain.launch.planner.storage import parameters_of
+from zerotrain.models.families import load_family
 from zerotrain.models.sizes import model_sizes
 
 PARTS = [
@@ -124,26 +125,20 @@ def test_quantized_weights_have_the_bytes_of_a_training(
     assert least < rest / weights < most
 
 
-Build = Callable[[int, int, str], torch.nn.Module]
-
-
-def of_any_side(nano: Any) -> Build:
-    """A builder whose model is for images of any side."""
-    return lambda side, channels, preset: nano.build_transformer(channels, preset)
-
-
 @pytest.mark.parametrize(
-    ("family", "build", "expected"),
+    ("family", "expected"),
     [
-        ("sdxl", build_unet, {"text_encoder", "text_encoder_2", "vae"}),
-        ("sd3", build_transformer, {"text_encoder", "text_encoder_2", "text_encoder_3", "vae"}),
-        ("flux", of_any_side(flux_nano), {"text_encoder", "text_encoder_2", "vae"}),
-        ("qwen_image", of_any_side(qwen_image_nano), {"text_encoder", "vae"}),
+        ("sdxl", {"text_encoder", "text_encoder_2", "vae"}),
+        ("sd3", {"text_encoder", "text_encoder_2", "text_encoder_3", "vae"}),
+        ("flux", {"text_encoder", "text_encoder_2", "vae"}),
+        ("qwen_image", {"text_encoder", "vae"}),
     ],
 )
-def test_nano_is_what_the_family_builds(family, build, expected):
+def test_nano_is_what_the_family_builds(family, expected, tmp_path):
     model = trained_model(find_architecture(family, "nano"))
-    assert model.shapes == {n: tuple(p.shape) for n, p in build(16, 4, "nano").named_parameters()}
+    build_nano(family, tmp_path, steps=1)
+    built = load_family(family).load_model(tmp_path)
+    assert model.shapes == {n: tuple(p.shape) for n, p in built.named_parameters()}
     encoders = model.architecture.encoders
     assert set(encoders) == expected
     assert all(parameters_of(part, "nano") > 1000 for part in encoders.values())

@@ -19,8 +19,8 @@ from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.fit import search
 from zerotrain.launch.planner.gpus import Gpu
+from zerotrain.launch.planner.inputs import states
 from zerotrain.launch.planner.options import PlanOptions
-from zerotrain.launch.planner.parts import states
 from zerotrain.launch.planner.planner import (
     RESERVE,
     Plan,
@@ -30,10 +30,9 @@ from zerotrain.launch.planner.planner import (
     plan,
     this_machine,
 )
-from zerotrain.launch.planner.report import plan_report
+from zerotrain.launch.planner.report import parts_table, plan_report, table
 from zerotrain.launch.planner.storage import Traffic, step_time
-from zerotrain.launch.planner.table import parts_table, table
-from zerotrain.launch.planner.traced import TracedModel
+from zerotrain.launch.planner.trace_store import TracedModel
 from zerotrain.launch.planner.tracing import Tracer, trace
 from zerotrain.launch.preset import read_preset
 

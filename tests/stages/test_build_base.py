@@ -17,7 +17,7 @@ from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
-from zerotrain.models.families import nano as nano_parts
+from zerotrain.models.families import autoencoders
 from zerotrain.stages.build_base import BuildSettings, build_base
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
@@ -54,7 +54,7 @@ def build(dataset: Path, output: Path, **changes: object) -> Artifact:
 def nano(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The preset."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_parts, "VAE_STEPS", 2)
+        patch.setattr(autoencoders, "VAE_STEPS", 2)
         return build(dataset, tmp_path_factory.mktemp("nano") / "base")
 
 
@@ -92,7 +92,7 @@ def files_of(base: Artifact) -> dict[str, str]:
 @pytest.fixture
 def own_dataset(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of images and dataset, without a fit; one takes two steps."""
-    monkeypatch.setattr(nano_parts, "VAE_STEPS", 2)
+    monkeypatch.setattr(autoencoders, "VAE_STEPS", 2)
     shutil.copytree(dataset.parent / "images", tmp_path / "images")
     prepare_dataset(config_of(tmp_path / "dataset").data, tmp_path / "dataset")
     return tmp_path / "dataset"

@@ -20,7 +20,7 @@ from zerotrain.data.buckets import crop_and_resize, to_pixels
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
-from zerotrain.models.families import nano as nano_parts
+from zerotrain.models.families import autoencoders
 from zerotrain.models.families.sdxl import FAMILY as SDXL
 from zerotrain.stages import cache_latents as stage
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
@@ -334,7 +334,7 @@ def test_a_cache_without_its_index_is_refused(run, family):
 
 
 def test_a_real_model_gives_the_same_bytes_whatever_was_reused(run, monkeypatch):
-    monkeypatch.setattr(nano_parts, "VAE_STEPS", 2)
+    monkeypatch.setattr(autoencoders, "VAE_STEPS", 2)
     run.shard_size = 30000
     config = run.config({})
     prepare_dataset(config.data, run.folder / "dataset")

@@ -224,7 +224,7 @@ def test_further_sizes_have_grids_of_their_own(run):
 @pytest.fixture
 def no_sampling(monkeypatch) -> None:
     """What is refused is refused before any image is made."""
-    monkeypatch.setattr(type(FAMILY), "sample", lambda *_, **__: pytest.fail("it sampled"))
+    monkeypatch.setattr(type(FAMILY), "draw", lambda *_, **__: pytest.fail("it sampled"))
 
 
 @pytest.mark.usefixtures("no_sampling")

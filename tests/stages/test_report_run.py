@@ -16,7 +16,7 @@ from zerotrain import artifact, cli
 from zerotrain.config.read import read_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import Architecture
-from zerotrain.launch.planner.traced import Activations, ModelShapes, TracedModel
+from zerotrain.launch.planner.trace_store import Activations, ModelShapes, TracedModel
 from zerotrain.launch.planner.tracing import Tracer
 from zerotrain.run.report.costs import UNKNOWN, compare_forecasts, measure_disk
 from zerotrain.run.report.figures import Panel

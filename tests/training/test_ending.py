@@ -299,7 +299,7 @@ def test_a_planner_that_fails_hides_no_answer(
     def stumble(*_: object) -> None:
         raise AttributeError("no such trace")
 
-    monkeypatch.setattr("zerotrain.launch.planner.advice.advise_after_out_of_memory", stumble)
+    monkeypatch.setattr("zerotrain.launch.planner.fit.advise_after_out_of_memory", stumble)
     ending.write_exit_record(
         tmp_path, EXIT_USER_ERROR, "phase plain: too large", "less", "device_memory"
     )

@@ -20,7 +20,6 @@ from tests.training.inputs import LORA, SIDE
 
 from zerotrain.cache.reader import read_cache, stacked
 from zerotrain.config.training import TrainConfig
-from zerotrain.models.families import flux_nano
 from zerotrain.models.families.flux import FAMILY
 
 pytestmark = pytest.mark.slow
@@ -42,7 +41,7 @@ def inputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         for number in range(COUNT if name == "masks" else 0):
             white.save(folder / name / f"{number}.png")
     if fill:
-        build_nano(flux_nano.SMALL, folder / "fill", steps=60, pipeline=request.param)
+        build_nano("flux", folder / "fill", steps=60, pipeline=request.param)
     config = make_image_config(
         folder / "images", family="flux", base=str(folder / "fill") if fill else "nano",
         data={"conditioning_images": [str(folder / name) for name in names[1:]]},

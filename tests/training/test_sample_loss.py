@@ -18,8 +18,11 @@ from tests.training.matrix import export_state
 
 from zerotrain.cache.reader import read_cache
 from zerotrain.config.training import TrainConfig
-from zerotrain.models.families.ddpm import DenoisingObjective, NoiseSchedule
-from zerotrain.models.families.flow_matching import FlowMatchingObjective
+from zerotrain.models.families.objectives import (
+    DenoisingObjective,
+    FlowMatchingObjective,
+    NoiseSchedule,
+)
 from zerotrain.state.position import StepCounter
 from zerotrain.training import loop
 from zerotrain.training.checkpointing import progress_folder

@@ -16,7 +16,7 @@ from zerotrain import artifact
 from zerotrain.artifact import read_manifest
 from zerotrain.artifact.layout import CONFIGS
 from zerotrain.artifact.recipe import Difference
-from zerotrain.config import MAIN_CONFIG, settings_file
+from zerotrain.config import MAIN_CONFIG, stage_settings
 from zerotrain.config.runs import read_runs
 from zerotrain.data import files
 from zerotrain.graph.artifacts import Artifacts, Planned, digests
@@ -96,7 +96,7 @@ def _make(planned: Planned) -> None:
     known = identities | digests(planned.settings, planned.folders[0])
     if planned.stage == "train_phase":
         known = {}  # its launch files say what it trains
-    recipe = settings_file.recipe(planned.stage, planned.settings).with_inputs(known)
+    recipe = stage_settings.recipe(planned.stage, planned.settings).with_inputs(known)
     if planned.stage == "prepare_dataset":
         prepare_dataset(planned.run.data, planned.folders[0], recipe=recipe)
     else:

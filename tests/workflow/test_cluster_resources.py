@@ -9,7 +9,7 @@ import pytest
 from tests.workflow.conftest import Project
 
 from zerotrain.config.read import read_config
-from zerotrain.launch.planner.forecast import LIBRARIES, SNAKEMAKE, machine_memory
+from zerotrain.launch.planner.forecasts import LIBRARIES, SNAKEMAKE, machine_memory
 from zerotrain.launch.planner.planner import PlannedMachine, plan
 
 ASKED = ("--default-resources", "mem_mb=1000", "disk_mb=1000")

@@ -16,7 +16,7 @@ from pyarrow import parquet
 from pydantic import BaseModel
 from tests.workflow.conftest import Project
 
-from zerotrain.config.families.spec import FLOW_MATCHING
+from zerotrain.config.families import FLOW_MATCHING
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.section import Role, keys_with

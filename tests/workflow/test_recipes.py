@@ -10,10 +10,9 @@ from tests.conftest import ROOT
 from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.launch.planner.architecture import find_architecture
-from zerotrain.launch.planner.model import parameters_of
 from zerotrain.launch.planner.planner import RESERVE, PlannedMachine, plan
-from zerotrain.launch.planner.storage import encoder_bytes
-from zerotrain.models.families.placement import WORKING, Placement, choose_placement
+from zerotrain.launch.planner.storage import encoder_bytes, parameters_of
+from zerotrain.models.families.pipelines import WORKING, Placement, choose_placement
 
 MACHINE = re.compile(r"# Machine: (\d+) GPUs? of (\d+) GB, (\d+) GB of host memory\.\n")
 RECIPES = {

@@ -28,7 +28,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.graph.checks import forget_checks
 from zerotrain.launch.files import accelerate_text
 from zerotrain.launch.planner.planner import AUTO
-from zerotrain.launch.planner.traced import TracedModel
+from zerotrain.launch.planner.trace_store import TracedModel
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase

@@ -14,7 +14,7 @@ from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
 from zerotrain.config.section import Memory
 from zerotrain.errors import PipelineError
-from zerotrain.launch.planner.parts import MemoryPart, Place, peak, resident_peak
+from zerotrain.launch.planner.inputs import MemoryPart, Place, peak, resident_peak
 from zerotrain.launch.planner.planner import (
     AUTO,
     PlannedMachine,
@@ -24,7 +24,7 @@ from zerotrain.launch.planner.planner import (
     this_machine,
 )
 from zerotrain.launch.planner.prediction import MODES, Mode, Prediction, predict
-from zerotrain.launch.planner.traced import TracedModel
+from zerotrain.launch.planner.trace_store import TracedModel
 from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.machine.detect import Machine, detect
 from zerotrain.machine.host import gib

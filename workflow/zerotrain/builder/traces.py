@@ -25,7 +25,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.planner import trace_store
 from zerotrain.launch.planner.forecasts import find_base
 from zerotrain.launch.planner.prediction import Prediction
-from zerotrain.launch.planner.traced import TracedModel
+from zerotrain.launch.planner.trace_store import TracedModel
 from zerotrain.launch.planner.tracing import Tracer, micro_batch
 
 MOST = 64

@@ -20,7 +20,7 @@ from zerotrain.cache.layout import LATENTS, MASK, Entry
 from zerotrain.cache.record import PromptKeys
 from zerotrain.cache.reuse import Group
 from zerotrain.cache.writer import StoredShards, Tensors
-from zerotrain.config.families.spec import Conditioning
+from zerotrain.config.families import Conditioning
 from zerotrain.config.section import ConditionedPrompt
 from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.buckets import View, centre_crop, other_views, square_view

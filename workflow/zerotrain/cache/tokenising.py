@@ -125,7 +125,7 @@ def cache_text(
     check_row_length(base, max_length)
     packing = settings.packing
     if packing:
-        from zerotrain.models.families.packing import check_packable
+        from zerotrain.models.families.positions import check_packable
 
         check_packable(base)
     tokenising = Tokenising(family, model, max_length)

@@ -229,7 +229,7 @@ def explain(
     """Show every value of a phase's launch files, where it comes from and why."""
     import shutil
 
-    from zerotrain.launch.explain import explain
+    from zerotrain.launch.files import explain
 
     columns = shutil.get_terminal_size((100, 40)).columns
     print("\n".join(explain(place, tuple(source or ()), columns)))

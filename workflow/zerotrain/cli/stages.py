@@ -148,7 +148,7 @@ def train_phase(
     ] = None,
 ) -> None:
     """Train a phase, or continue it. Exit code 85: stopped on request, unfinished."""
-    from zerotrain.config.settings_file import read_mark
+    from zerotrain.config.stage_settings import read_mark
     from zerotrain.training.checkpointing import published
 
     rebuild = settings is not None and read_mark(settings) is not None

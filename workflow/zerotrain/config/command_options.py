@@ -35,8 +35,6 @@ def config_of(text: str | Path) -> Path:
 
 
 RUN_HELP = "Name of a run, or its configuration."
-ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="The run's config.")]
-"""Of the commands that rules call."""
 RunFile = Annotated[Path, typer.Argument(metavar="RUN", parser=config_of, help=RUN_HELP)]
 """Of the commands for people; those that open no configuration take the text itself."""
 AnyRunFile = Annotated[Path, typer.Argument(metavar="[RUN]", parser=config_of, help=RUN_HELP)]

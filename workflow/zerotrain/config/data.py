@@ -8,9 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from zerotrain.config.captions import CaptionConfig, is_value
-from zerotrain.config.image_options import ImageOptions
-from zerotrain.config.image_source import ImageSourceConfig, SourceConfig
+from zerotrain.config.image_source import (
+    CaptionConfig,
+    ImageOptions,
+    ImageSourceConfig,
+    SourceConfig,
+    is_value,
+)
 from zerotrain.config.section import Name, Section, Side, Whole, is_none
 
 TEXT_SOURCES = ("text", "sums", "complaints")
@@ -184,11 +188,6 @@ class DataConfig(ImageSourceConfig):
     def parts(self) -> Sequence[ImageSourceConfig]:
         """The sources of images: those of `sources`, else the section itself."""
         return self.sources or [self]
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether samples may have loss masks."""
-        return any(one.loss_mask or one.mask_images for one in self.parts)
 
     @property
     def place(self) -> str:

@@ -52,18 +52,10 @@ class Optimizer:
     @property
     def adam_keys(self) -> bool:
         """Whether adam_beta1, adam_beta2 and adam_epsilon mean something to it."""
-        return self.title in (
-            "AdamW",
-            "AdamW8bit",
-            "Adam",
-            "Adamax",
-            "NAdam",
-            "RAdam",
-            "Muon",
-            "Prodigy",
-        )
+        return self.title in ADAM_LIKE
 
 
+ADAM_LIKE = ("AdamW", "AdamW8bit", "Adam", "Adamax", "NAdam", "RAdam", "Muon", "Prodigy")
 _ADAM = {"betas": (0.9, 0.999), "eps": 1e-8}
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _AMSGRAD = {"max_exp_avg_sq": "amsgrad"}

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from zerotrain.artifact.documents import MissingFileError, read_text, read_yaml
-from zerotrain.config.launch_file import read_launch_file
+from zerotrain.config import read_launch_file
 from zerotrain.config.problems import (
     PHASE_KEYS,
     InvalidConfigError,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from zerotrain.artifact.documents import DocumentError, parse_json, read_bytes
-from zerotrain.config.captions import UTF_8
+from zerotrain.config.image_source import UTF_8
 from zerotrain.data.encodings import CANDIDATES, WrongEncodingError, decode_text
 from zerotrain.data.source import Found
 from zerotrain.data.table import is_absent, printable

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from zerotrain.config.captions import DEFAULT_VARIANTS
+from zerotrain.config.image_source import DEFAULT_VARIANTS
 from zerotrain.data.dataset import caption_sha256
 from zerotrain.data.draws import TAGS, generator
 from zerotrain.data.source import Found
@@ -19,7 +19,7 @@ from zerotrain.data.source import Found
 if TYPE_CHECKING:
     import numpy as np
 
-    from zerotrain.config.captions import CaptionConfig
+    from zerotrain.config.image_source import CaptionConfig
 
 
 PLACEHOLDER = "[trigger]"

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-    from zerotrain.config.image_options import ImageOptions
-    from zerotrain.config.image_source import ImageSourceConfig
+    from zerotrain.config.image_source import ImageOptions, ImageSourceConfig
     from zerotrain.data.buckets import View
     from zerotrain.data.dataset import Sample
     from zerotrain.data.source import Found, Source

@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import re
 
-from zerotrain.config.captions import UTF_8
+from zerotrain.config.image_source import UTF_8
 
 CANDIDATES = (UTF_8, "gbk", "cp932", "cp949", "big5", "latin-1", "cp1252")
 """Of systems in Chinese, Japanese, Korean and languages of Western Europe."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotrain.artifact.documents import DocumentError, LeftOut, read_bytes
-from zerotrain.config.image_options import WHITE
+from zerotrain.config.image_source import WHITE
 from zerotrain.data import metadata
 from zerotrain.data.caption_file import (
     BadCaptionError,

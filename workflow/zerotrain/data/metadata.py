@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.documents import DocumentError, LeftOut, Names, parse_json
-from zerotrain.config.captions import UTF_8
+from zerotrain.config.image_source import UTF_8
 from zerotrain.data.caption_file import BadCaptionError, read_caption_cell
 from zerotrain.data.source import Found
 from zerotrain.data.table import (

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerotrain.artifact.documents import LeftOut
-from zerotrain.config.image_options import WHITE
-from zerotrain.config.image_source import SHARDS, SourceConfig
+from zerotrain.config.image_source import SHARDS, WHITE, SourceConfig
 from zerotrain.data.folder import FolderSource, folder_files
 from zerotrain.data.source import DIGITS, Found, Source, exact_share
 from zerotrain.errors import PipelineError

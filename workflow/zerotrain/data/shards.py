@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerotrain.artifact.documents import DocumentError, LeftOut, Names, parse_json, read_bytes
 from zerotrain.config.data import DataConfig
-from zerotrain.config.image_options import WHITE
+from zerotrain.config.image_source import WHITE
 from zerotrain.data.caption_file import (
     MOST_BYTES,
     BadCaptionError,

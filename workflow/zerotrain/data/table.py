@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.documents import FileError, check_object, parse_json, read_bytes
-from zerotrain.config.captions import UTF_8
+from zerotrain.config.image_source import UTF_8
 from zerotrain.data.encodings import WrongEncodingError, decode_text
 from zerotrain.errors import PipelineError
 from zerotrain.machine.regular_file import open_to_read

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -193,16 +192,15 @@ def _sample(
     """
     count = settings.evaluate.images_per_prompt
     places = [(number, column) for number in range(len(prompts)) for column in range(count)]
+    from zerotrain.models.families.pipelines import place_pipeline  # slow to import
+
     family = load_family(settings.family)
     assert family.modality == "image"
-    sample: Callable[..., list[Image]] = partial(family.sample, weights, device=device)
+    pipeline = family.load_pipeline(weights, device)
     if companion and companion.values:
-        from zerotrain.models.families.placement import place_pipeline
-
-        pipeline = family.load_pipeline(weights, device)
         put_values(getattr(pipeline, family.trained_part), companion.values, companion.dtype)
-        sample = partial(family.draw, place_pipeline(pipeline, device))
-    images = sample(
+    images = family.draw(
+        place_pipeline(pipeline, device),
         [prompts[number] for number, _ in places],
         [int(generator(settings.seed, IMAGE_SEEDS, *place).integers(2**63)) for place in places],
         settings.evaluate,
@@ -265,7 +263,7 @@ def _holdout_loss(
     held_out = HeldOutImages(opened, settings.seed)
     if not len(held_out):
         return None
-    from zerotrain.models.families.placement import place_model, sampling_dtype
+    from zerotrain.models.families.pipelines import place_model, sampling_dtype
 
     family = load_family(settings.family)
     assert family.modality == "image"

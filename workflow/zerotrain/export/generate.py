@@ -25,8 +25,7 @@ from zerotrain.machine.device import device_type
 from zerotrain.models.adapter_config import read_adapter_config
 from zerotrain.models.base import MODEL_INDEX
 from zerotrain.models.families import load_family
-from zerotrain.models.families.answering import answer
-from zerotrain.models.families.language import LanguageFamily
+from zerotrain.models.families.language import LanguageFamily, answer
 from zerotrain.models.families.lora import PEFT_ADAPTER, PEFT_CONFIG
 from zerotrain.models.families.model_family import CONFIG
 from zerotrain.models.families.model_tensors import stored_tensors

@@ -37,7 +37,7 @@ from zerotrain.export.formats.loading_code import (
 )
 from zerotrain.export.options import PublishOptions
 from zerotrain.export.provenance import Origin, find_origin
-from zerotrain.launch.explain import launch_facts
+from zerotrain.launch.files import launch_facts
 from zerotrain.machine.disk_errors import check_no_file
 from zerotrain.models.base import MODEL_INDEX, is_model_file
 from zerotrain.models.hub import HUB_ID

@@ -11,8 +11,8 @@ import torch
 
 from zerotrain.artifact.tensor_file import FLOAT_TYPES
 from zerotrain.config.data import ALPACA
-from zerotrain.config.parameter_patterns import is_frozen
 from zerotrain.config.stage_settings import ExportSettings
+from zerotrain.config.trained_part import is_frozen
 from zerotrain.models.families import Family, load_family
 from zerotrain.state.position import Source
 

@@ -33,7 +33,7 @@ from zerotrain.artifact.leftovers import (
 from zerotrain.artifact.manifest import Artifact, is_published, read_manifest
 from zerotrain.artifact.recipe import UNKNOWN, Difference, Recipe, differences, recipe_of
 from zerotrain.artifact.whole_file import write_whole
-from zerotrain.config import settings_file
+from zerotrain.config import stage_settings
 from zerotrain.errors import PipelineError
 from zerotrain.graph.artifacts import Planned, digests
 from zerotrain.machine.disk_errors import check_writable, writing
@@ -153,7 +153,7 @@ def _compare(
     look: _Look,
 ) -> None:
     inputs = {name: look.identity(folder) for name, folder in planned.inputs.items()}
-    wanted = settings_file.recipe(planned.stage, planned.settings).with_inputs(inputs)
+    wanted = stage_settings.recipe(planned.stage, planned.settings).with_inputs(inputs)
     for folder, artifact in zip(planned.folders, published, strict=True):
         if not isinstance(artifact, Artifact):
             found.differences.append(Difference("file", str(folder / MANIFEST), new=str(artifact)))
@@ -202,7 +202,7 @@ def _training_differences(planned: Planned, checkpoint: Artifact, look: _Look) -
 
 def _write(planned: Planned, rebuild: str | None) -> None:
     """Write a settings file if its text differs."""
-    text = settings_file.render(planned.stage, planned.settings, rebuild)
+    text = stage_settings.render(planned.stage, planned.settings, rebuild)
     with contextlib.suppress(OSError, PipelineError):
         if read_text(planned.settings_file) == text:
             return
@@ -277,11 +277,11 @@ class StageJob:
         Raises:
             PipelineError: the settings file is damaged, or an input is missing.
         """
-        settings, found = settings_file.read_settings(file, stage)
+        settings, found = stage_settings.read_settings(file, stage)
         read = {name: read_manifest(folder, None) for name, folder in inputs.items() if folder}
         identities = {name: one.identity for name, one in read.items()}
         known = {**identities, **digests(settings, output)}
-        recipe = settings_file.recipe(stage, settings).with_inputs(known)
+        recipe = stage_settings.recipe(stage, settings).with_inputs(known)
         return cls(settings, recipe, rebuild=found.rebuild is not None)
 
     def keep(self, *folders: Path, copies: Mapping[Path, Path] | None = None) -> bool:

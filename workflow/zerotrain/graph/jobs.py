@@ -17,7 +17,7 @@ from snakemake.io import ancient
 
 from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
-from zerotrain.config.settings_file import read_mark
+from zerotrain.config.stage_settings import read_mark
 from zerotrain.graph.artifacts import PRESETS, Artifacts
 from zerotrain.graph.runs import Runs
 

@@ -14,12 +14,11 @@ from pydantic import BaseModel
 from zerotrain.config import data
 from zerotrain.config.families import FAMILIES
 from zerotrain.config.models import Phase
-from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.config.run import OF_MODALITY, RunConfig
 from zerotrain.config.scalar import one_line, scalar
 from zerotrain.config.section import Role, keys_with
 from zerotrain.config.trained_part import LoraConfig
-from zerotrain.config.training import TrainConfig
+from zerotrain.config.training import ObjectiveConfig, TrainConfig
 from zerotrain.graph.options import NewOptions
 
 OF_OTHERS = {

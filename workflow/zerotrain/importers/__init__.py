@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zerotrain.config.launch_file import set_launch_file_reader
+from zerotrain.config import set_launch_file_reader
 
 
 def enable_launch_files() -> None:

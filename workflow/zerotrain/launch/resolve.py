@@ -17,10 +17,9 @@ from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.derive import with_files
-from zerotrain.launch.lr_schedule import check_schedule, with_own_keys
 from zerotrain.launch.preset import Preset, with_own_offload
 from zerotrain.launch.resolved import FILES, OWNERS, ResolvedPhase, Source
-from zerotrain.launch.schedules import warmup_steps
+from zerotrain.launch.schedules import check_schedule, warmup_steps, with_own_keys
 from zerotrain.models.sizes import ModelSizes
 
 NOTHING_SHARDED = (

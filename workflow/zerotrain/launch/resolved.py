@@ -12,9 +12,8 @@ from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from zerotrain.config.launch import LaunchConfig
-from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.config.section import Role, Section, keys_with
-from zerotrain.config.training import TrainConfig
+from zerotrain.config.training import ObjectiveConfig, TrainConfig
 
 Source = Literal["user", "derived", "default"]
 Settings = dict[str, tuple[Any, Source, str]]

@@ -3,13 +3,19 @@
 DeepSpeed's own defaults (buckets of 5e8 elements, 1e9 live parameters) suit models that fill
 clusters; on one small GPU they cost gigabytes without a benefit. Meaning of the keys:
 https://www.deepspeed.ai/docs/config-json/#zero-optimizations-for-fp16-training
+
+Page-locked host memory has the requested size. torch rounds such allocations up to powers of two
+and keeps freed ones, so that small ones are reused (ATen/core/CachingHostAllocator.h). An offloaded
+optimizer's buffers are large and live as long as the training: 9.6 GiB would take 16 GiB.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 
-from zerotrain.launch.resolved import Settings
+from zerotrain.launch.resolved import ResolvedPhase, Settings
 from zerotrain.models.sizes import ModelSizes
 
 SMALL_BUCKET, LARGE_BUCKET = 20_000_000, 50_000_000
@@ -143,3 +149,49 @@ def _count(elements: int) -> str:
         if elements >= size:
             return f"{elements / size:.3g} {unit}"
     return f"{elements:,}"
+
+
+LIMIT_MIB = 16
+LIMIT = LIMIT_MIB * 2**20
+"""Bytes above which an allocation is neither rounded nor kept. Most batches are smaller: each step
+allocates them again, and locking pages takes time. Activations on the host are only page-locked
+under plain PyTorch (zerotrain/training/engines/gradient_checkpointing.py), which keeps torch's
+default."""
+KEY = "pinned_max_cached_size_mb"
+"""torch's setting. `pinned_max_round_threshold_mb` alone does not suffice: a kept block that was
+not rounded could be given to a larger request."""
+KNOWN_SINCE = (2, 13)
+"""The first version of torch with this setting; earlier ones refuse a name that they lack."""
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+def allocator_settings(phase: ResolvedPhase, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variable that sets the limit, merged with the user's setting.
+
+    Empty if nothing is offloaded, if torch is too old for it, or if the user's own value has the
+    key.
+    """
+    offloads = {phase.derived.offload_optimizer, phase.derived.offload_param}
+    return limit(environment) if offloads != {"none"} else {}
+
+
+def limit(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable for a process that offloads, as `allocator_settings`."""
+    if tuple(int(number) for number in version("torch").split(".")[:2]) < KNOWN_SINCE:
+        return {}
+    name = next((name for name in VARIABLES if environment.get(name)), VARIABLES[0])
+    own = environment.get(name, "")
+    if KEY in own:
+        return {}
+    return {name: ",".join(filter(None, [own, f"{KEY}:{LIMIT_MIB}"]))}
+
+
+def rounding(sizes: Iterable[int]) -> int:
+    """Return the bytes that page-locked tensors of these sizes take beyond their own."""
+    return sum((1 << (size - 1).bit_length()) - size for size in sizes if 0 < size <= LIMIT)
+
+
+def cached_bytes(sizes: Iterable[int]) -> int:
+    """Return the page-locked bytes that freed tensors of these sizes keep for reuse."""
+    small = [size for size in sizes if size <= LIMIT]
+    return sum(small) + rounding(small)

@@ -15,7 +15,7 @@ from zerotrain.artifact import Artifact
 from zerotrain.artifact.documents import read_header
 from zerotrain.artifact.layout import rebuild_hint
 from zerotrain.config.adapters import is_targeted, method_of, stack_of
-from zerotrain.config.parameter_patterns import is_frozen
+from zerotrain.config.trained_part import is_frozen
 from zerotrain.errors import PipelineError
 
 TRAINED = re.compile(r"(unet|transformer)/[^/]+\.safetensors|model[^/]*\.safetensors")

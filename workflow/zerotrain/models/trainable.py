@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from zerotrain.config.parameter_patterns import check_pattern_matches, is_frozen
+from zerotrain.config.trained_part import check_pattern_matches, is_frozen
 from zerotrain.errors import PipelineError
 
 

@@ -28,7 +28,7 @@ from zerotrain.models.hub import PUBLISHED, check_no_revision
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from zerotrain.models.families.fitted_autoencoder import FittedAutoencoders
+    from zerotrain.models.families.autoencoders import FittedAutoencoders
 
 AUTOENCODERS = "autoencoders"
 """Folder next to a dataset's manifest, with the fits of its presets."""
@@ -161,7 +161,7 @@ def _longest_side(settings: BuildSettings) -> int | None:
 
 def _store(dataset: Dataset, crops: Crops) -> FittedAutoencoders | None:
     """Return the fitted autoencoders next to the dataset; None if its folder is read-only."""
-    from zerotrain.models.families.fitted_autoencoder import FittedAutoencoders
+    from zerotrain.models.families.autoencoders import FittedAutoencoders
 
     folder = dataset.artifact.folder
     if not os.access(folder, os.W_OK):

@@ -12,8 +12,7 @@ from typing import Any
 from zerotrain.artifact.documents import LeftOut
 from zerotrain.artifact.recipe import Recipe
 from zerotrain.config.data import DataConfig
-from zerotrain.config.image_options import WHITE
-from zerotrain.config.image_source import ImageSourceConfig
+from zerotrain.config.image_source import WHITE, ImageSourceConfig
 from zerotrain.config.scalar import one_line
 from zerotrain.data.buckets import centre_crop, limit_pixels
 from zerotrain.data.captions import (

@@ -19,7 +19,7 @@ from zerotrain.artifact import Artifact
 from zerotrain.artifact.leftovers import remove_manifest
 from zerotrain.config.trackers import check_installed
 from zerotrain.errors import EXIT_UNFINISHED, PipelineError
-from zerotrain.launch import pinned_memory
+from zerotrain.launch import zero
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import compiled_ops
 from zerotrain.machine.child_process import supervise
@@ -153,7 +153,7 @@ def _launch(
                 **os.environ,
                 **compiled_ops.environment(),
                 **allocator(artifact.read(base, "base", verify=False)),
-                **pinned_memory.allocator_settings(phase, os.environ),
+                **zero.allocator_settings(phase, os.environ),
                 # Results depend on threads; a launcher or Snakemake must not choose their number.
                 **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads),
                 "TOKENIZERS_PARALLELISM": "false",
@@ -205,9 +205,9 @@ def _out_of_memory(
     step = progress_folder.newest_step(progress, phase.derived.until_step)
     newest = f"newest checkpoint: step {step}" if step else "no checkpoint was saved yet"
     try:
-        from zerotrain.launch.planner import advice  # imports torch, only for a failed phase
+        from zerotrain.launch.planner import fit  # imports torch, only for a failed phase
 
-        found = advice.advise_after_out_of_memory(phase, base, step, record.measured, record.kind)
+        found = fit.advise_after_out_of_memory(phase, base, step, record.measured, record.kind)
     except Exception:  # the known reason must not be lost in looking for advice
         return PipelineError(f"{record.reason}; {newest}", hint=record.hint)
     what = "; ".join([record.reason, *found.facts, newest])

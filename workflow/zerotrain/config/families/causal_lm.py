@@ -1,6 +1,6 @@
 """Causal language models of transformers."""
 
-from zerotrain.config.families.spec import ROOT, FamilySpec
+from zerotrain.config.families import ROOT, FamilySpec
 
 SPEC = FamilySpec(
     name="causal_lm",

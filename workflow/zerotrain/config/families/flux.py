@@ -1,6 +1,6 @@
 """FLUX.1: dev, schnell, Kontext, Fill, Redux."""
 
-from zerotrain.config.families.spec import (
+from zerotrain.config.families import (
     FLOW_MATCHING,
     Conditioning,
     FamilySpec,

@@ -1,6 +1,6 @@
 """Qwen-Image and Qwen-Image-Edit."""
 
-from zerotrain.config.families.spec import (
+from zerotrain.config.families import (
     FLOW_MATCHING,
     Conditioning,
     FamilySpec,

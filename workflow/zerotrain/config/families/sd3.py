@@ -1,6 +1,6 @@
 """Stable Diffusion 3 and 3.5."""
 
-from zerotrain.config.families.spec import FLOW_MATCHING, FamilySpec, Prompt, Titles
+from zerotrain.config.families import FLOW_MATCHING, FamilySpec, Prompt, Titles
 
 _CLIP = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 _T5 = ("text_encoder_3", "tokenizer_3")

@@ -1,6 +1,6 @@
 """Stable Diffusion XL."""
 
-from zerotrain.config.families.spec import LOSS, FamilySpec, Titles
+from zerotrain.config.families import LOSS, FamilySpec, Titles
 
 _TEXT = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
 SPEC = FamilySpec(

@@ -1,6 +1,6 @@
 """Encoder-decoder language models of transformers."""
 
-from zerotrain.config.families.spec import ROOT, FamilySpec
+from zerotrain.config.families import ROOT, FamilySpec
 
 SPEC = FamilySpec(
     name="seq2seq_lm",

@@ -23,7 +23,7 @@ from zerotrain.models.base import MODEL_INDEX
 from zerotrain.models.families import Family, adapters, load_family
 from zerotrain.models.families.diffusion import DiffusionFamily
 from zerotrain.models.families.lora import ADAPTER, PEFT_CONFIG
-from zerotrain.models.families.placement import place_pipeline, sampling_dtype
+from zerotrain.models.families.pipelines import place_pipeline, sampling_dtype
 from zerotrain.models.pretrained import check_lora_file, loading, read_config
 
 ORIGINAL_BLOCK = re.compile(r"(model\.diffusion_model\.)?(joint|double)_blocks\.")
@@ -69,7 +69,7 @@ def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Diffusion
     Args:
         path: A folder in diffusers' layout, an exported folder, or its safetensors file.
         base: Folder of the base model in diffusers' layout, for formats that have only a part.
-        device: Device to sample on; see zerotrain.models.families.placement.
+        device: Device to sample on; see zerotrain.models.families.pipelines.
 
     Returns:
         The family and its pipeline.

@@ -19,8 +19,7 @@ import torch
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS, Artifact
 from zerotrain.config.adapters import PEFT_TYPE
-from zerotrain.config.families import FAMILIES, ROOT
-from zerotrain.config.families.spec import Titles
+from zerotrain.config.families import FAMILIES, ROOT, Titles
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats.tensors import LazyTensor, tensors_in
 from zerotrain.models.adapter_config import read_adapter_config, read_adapter_header

@@ -18,11 +18,11 @@ from zerotrain.artifact.documents import read_header
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.config.adapters import is_excluded, is_target
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS, PRESETS
-from zerotrain.config.parameter_patterns import check_pattern_matches
 from zerotrain.config.problems import collect_errors
 from zerotrain.config.run import RunConfig
 from zerotrain.config.suggestions import nearest
 from zerotrain.config.token_routes import TreadConfig, route_layers
+from zerotrain.config.trained_part import check_pattern_matches
 from zerotrain.data.buckets import bucket_sizes
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import find_architecture, read_shipped

@@ -15,8 +15,7 @@ from zerotrain.artifact import Artifact, read_manifest
 from zerotrain.artifact.layout import DataFolder
 from zerotrain.artifact.manifest import DATASET
 from zerotrain.config.data import DataConfig
-from zerotrain.config.families import FAMILIES
-from zerotrain.config.families.spec import Conditioning
+from zerotrain.config.families import FAMILIES, Conditioning
 from zerotrain.config.problems import collect_errors
 from zerotrain.config.run import RunConfig
 from zerotrain.data.bad_samples import NO_CAPTION, Counted, count_bad

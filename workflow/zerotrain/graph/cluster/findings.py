@@ -12,7 +12,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.graph.cluster.profile import Choice, preempt_mode, preemptors
 from zerotrain.graph.cluster.slurm import Cluster, Node, Partition
 from zerotrain.graph.cluster.trial import Trial
-from zerotrain.launch.planner.forecast import machine_memory
+from zerotrain.launch.planner.forecasts import machine_memory
 from zerotrain.machine.host import gib
 
 LEAST_JOB_AGE = 180

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerotrain.config.image_options import WHITE
+from zerotrain.config.image_source import WHITE
 from zerotrain.config.suggestions import join_first
 from zerotrain.data.buckets import centre_crop, limit_pixels
 from zerotrain.data.captions import prepare_captions

@@ -7,9 +7,7 @@ families build from a seed, are built without their weights.
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -282,26 +280,29 @@ def nano_parts(family: str, preset: str, side: int = SIDE) -> dict[str, Part]:
     """Return the models of a family's preset, with the largest text vocabulary.
 
     Args:
-        family: A family with a module `<family>_nano`.
+        family: A family with small models.
         preset: `nano` or `micro`.
         side: Side in pixels of the images for which it is built. SD3's transformer does not support
             larger ones.
     """
     import torch  # the other architectures are found without it
 
-    from zerotrain.models.families import language_nano, nano
-    from zerotrain.models.families.small_pipeline import SmallSpec, latent_channels
+    from zerotrain.models.families import load_family, nano
+    from zerotrain.models.families.autoencoders import build_autoencoder
+    from zerotrain.models.families.small_models import SmallSpec
 
-    small = importlib.import_module(f"zerotrain.models.families.{family}_nano").SMALL
-    if family in LANGUAGE_MODELS:
-        values = small.config(_Vocabulary(language_nano.VOCABULARY), preset)
-        return {"model": Part("transformers", small.model.__name__, values.to_dict())}
-    # Each byte at the end of a word and within one, and merges.
-    tokenizers: Mapping[str, Any] = defaultdict(lambda: _Vocabulary(nano.VOCABULARY + BYTES + 2))
+    kind: Any = load_family(family)
     with torch.device("meta"):
-        autoencoder = small.build_autoencoder(side)
-        channels = latent_channels(autoencoder)
-        models = small.build_models(SmallSpec(preset, small.pipeline, tokenizers, side, channels))
+        if family in LANGUAGE_MODELS:
+            values = kind.small.arguments(_Vocabulary(nano.TEXT_VOCABULARY), preset)
+            return {"model": _part(nano.build_model(kind.small.model, **values))}
+        # Each byte at the end of a word and within one, and merges.
+        vocabulary = _Vocabulary(nano.VOCABULARY + BYTES + 2)
+        tokenizers = dict.fromkeys(kind.small.tokenizers, vocabulary)
+        autoencoder = build_autoencoder(kind.spec.classes["vae"], side)
+        channels = nano.latent_channels(autoencoder)
+        spec = SmallSpec(preset, kind.spec.pipeline, tokenizers, side, channels)
+        models = nano.build_models(kind, spec)
     return {name: _part(model) for name, model in {**models, "vae": autoencoder}.items()}
 
 

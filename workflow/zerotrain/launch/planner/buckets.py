@@ -1,8 +1,11 @@
-"""ZeRO's division of parameters: buckets of gradients, partitions, sub-groups."""
+"""ZeRO's division of parameters: buckets of gradients, partitions, sub-groups, whole parameters."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 
 
@@ -80,3 +83,169 @@ def sub_groups(groups: Sequence[Sequence[int]], processes: int, size: int) -> li
         if held:
             sizes_of_groups.append(held)
     return sizes_of_groups
+
+
+@dataclass(frozen=True)
+class Live:
+    """Peak elements of whole parameters, and of the buffers in which they are gathered.
+
+    Attributes:
+        forward: The peak of a forward pass.
+        backward: The peak of a backward pass.
+        reducing: The peak over the moments of a backward pass at which a gradient bucket is full.
+    """
+
+    forward: int
+    backward: int
+    reducing: int
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """Settings of stage 3's gathering.
+
+    Attributes:
+        prefetch: stage3_prefetch_bucket_size.
+        max_live: stage3_max_live_parameters.
+        reuse: stage3_max_reuse_distance.
+        kept: stage3_param_persistence_threshold: smaller parameters stay gathered, and are not
+            counted.
+        bucket: reduce_bucket_size.
+        gathers: Whether there are several processes. The parameters of one gather are in one
+            buffer, from which all are copied at the first use of one, and which stays until each
+            has been used (partition_parameters.py: AllGatherCoalescedHandle).
+        copies: Whether a gather in progress has another copy: gloo, the backend of CPU processes,
+            makes one (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp: AsyncAllgatherWork). Its
+            second thread may fill another copy at the same time; its size depends on the machine's
+            timing and is not counted.
+    """
+
+    prefetch: int
+    max_live: int
+    reuse: int
+    kept: int
+    bucket: int
+    gathers: bool
+    copies: bool = False
+
+
+@cache
+def live_parameters(modules: tuple[tuple[int, ...], ...], by: Coordinator) -> Live:
+    """Simulate the coordinator over a forward and a backward pass.
+
+    DeepSpeed fetches a module's parameters before its forward and its backward pass, prefetches
+    those of the next modules, and releases them unless they are used again soon. The modules are
+    assumed to run in the order of their names in the model, and backwards in the opposite order.
+
+    Source: PartitionedParameterCoordinator (deepspeed/runtime/zero/
+    partitioned_param_coordinator.py).
+
+    Args:
+        modules: Elements of the parameters of each module with parameters.
+        by: The coordinator's settings.
+    """
+    count = len(modules)
+    order = [*range(count), *reversed(range(count))]
+    sizes = [[size for size in module if size > by.kept] for module in modules]
+    passed = [0, *accumulate(sum(modules[number]) for number in order)]
+    queue = deque(
+        (step, number, size)
+        for step, number in enumerate(order)
+        for size in enumerate(sizes[number])
+    )
+    running = _Memory(by)
+    fetched_for: dict[int, int] = {}
+    most = [0, 0]
+    waiting = reducing = 0
+    for step, number in enumerate(order):
+        own = {(number, index): size for index, size in enumerate(sizes[number])}
+        running.fetch(own)
+        while queue and queue[0][0] <= step:
+            queue.popleft()
+        room = min(by.max_live - running.held, by.prefetch)
+        ahead: Parameters = {}
+        while queue and room > 0:
+            later, next_number, (index, size) = queue.popleft()
+            fetched_for[next_number] = max(later, fetched_for.get(next_number, later))
+            if (next_number, index) not in running.available:
+                ahead[next_number, index] = size
+                room -= size
+        running.begin(ahead)
+        most[step >= count] = max(most[step >= count], running.take_most())
+        if step >= count:
+            waiting += sum(modules[number])
+            if waiting > by.bucket:
+                reducing, waiting = max(reducing, running.now()), sum(modules[number])
+        again = 2 * count - 1 - step if step < count else None
+        soon = again is not None and passed[again] - passed[step + 1] < by.reuse
+        if not soon and fetched_for.get(number, step) <= step:
+            running.release(own)
+    return Live(most[0], most[1], reducing)
+
+
+Parameters = dict[tuple[int, int], int]
+"""Elements, by module and index in it."""
+
+
+@dataclass
+class _Gathering:
+    """Parameters that are gathered together, in one buffer."""
+
+    parameters: Parameters
+    unused: set[tuple[int, int]]
+    waited: bool = False
+
+    @property
+    def numel(self) -> int:
+        return sum(self.parameters.values())
+
+
+class _Memory:
+    """Whole parameters, and the buffers in which they are gathered."""
+
+    def __init__(self, by: Coordinator) -> None:
+        self._by = by
+        self.available: set[tuple[int, int]] = set()
+        """Parameters that are whole or being gathered."""
+        self.held = 0
+        """Elements of the available parameters."""
+        self._gatherings: list[_Gathering] = []
+        self._most = 0
+
+    def begin(self, parameters: Parameters) -> None:
+        """Start to gather parameters."""
+        if not parameters:
+            return
+        self.available |= parameters.keys()
+        self.held += sum(parameters.values())
+        if self._by.gathers:
+            self._gatherings.append(_Gathering(parameters, set(parameters)))
+        on_their_way = [one.numel for one in self._gatherings if not one.waited]
+        self._note(copy=max(on_their_way, default=0) if self._by.copies else 0)
+
+    def fetch(self, parameters: Parameters) -> None:
+        """Wait for parameters that are used now."""
+        self.begin({key: n for key, n in parameters.items() if key not in self.available})
+        for gathering in [one for one in self._gatherings if one.unused & parameters.keys()]:
+            gathering.waited = True
+            self._note()
+            gathering.unused -= parameters.keys()
+            if not gathering.unused:
+                self._gatherings.remove(gathering)
+
+    def release(self, parameters: Parameters) -> None:
+        """Release parameters."""
+        self.held -= sum(n for key, n in parameters.items() if key in self.available)
+        self.available -= parameters.keys()
+
+    def now(self) -> int:
+        """Return the elements of both; parameters of a gather in progress are only its buffer."""
+        return self.held + sum(one.numel for one in self._gatherings if one.waited)
+
+    def take_most(self) -> int:
+        """Return the peak elements since the last call."""
+        most, self._most = self._most, self.now()
+        return most
+
+    def _note(self, copy: int = 0) -> None:
+        self._most = max(self._most, self.now() + copy)

@@ -7,12 +7,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerotrain.launch.pinned_memory import LIMIT_MIB, cached_bytes, rounding
-from zerotrain.launch.planner.buckets import largest_fill, partitioned_numel, round_up, sub_groups
-from zerotrain.launch.planner.inputs import FP32, ParameterSizes, PlannedLaunch
-from zerotrain.launch.planner.live_parameters import Coordinator, live_parameters
-from zerotrain.launch.planner.memory_torch import NORM
-from zerotrain.launch.planner.parts import TRAINING, MemoryPart, Moment, Place, since
+from zerotrain.launch.planner.buckets import (
+    Coordinator,
+    largest_fill,
+    live_parameters,
+    partitioned_numel,
+    round_up,
+    sub_groups,
+)
+from zerotrain.launch.planner.inputs import (
+    FP32,
+    LOCKED,
+    NORM,
+    TRAINING,
+    MemoryPart,
+    Moment,
+    ParameterSizes,
+    Place,
+    PlannedLaunch,
+    since,
+)
+from zerotrain.launch.zero import cached_bytes, rounding
 
 SOURCE = "deepspeed/runtime/zero/stage3.py"
 NORM_ELEMENTS = 250_000_000
@@ -24,16 +39,16 @@ ALIGNED_BYTES = 1024
 
 
 def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
-    """Return the parts of one process, without activations."""
-    item = launch.item
-    own = partitioned_numel((n for group in model.groups for n in group), launch.processes)
-    frozen = partitioned_numel(model.frozen, launch.processes)
-    groups = sub_groups(model.groups, launch.processes, int(launch.value("sub_group_size")))
+    """Return the parts of one process, without activations; some may have no bytes."""
+    item, processes = launch.item, launch.processes
+    own = partitioned_numel((n for group in model.groups for n in group), processes)
+    groups = sub_groups(model.groups, processes, int(launch.value("sub_group_size")))
     swapped = SwappedElements.of(launch, model, groups)
     optimizer: Place = "device" if launch.offload_optimizer == "none" else "host"
     weights: Place = "device" if launch.offload_param == "none" else "host"
     in_memory = sum(groups) - swapped.optimizer
-    parts = [
+    copied = item < FP32 or (optimizer == "host" and not launch.cpu)
+    return [
         MemoryPart(
             "weights", item * (own - swapped.weights), weights, since(Moment.FLATTEN),
             f"{item} B a parameter of its partition ({SOURCE}: lp_param_buffer, "
@@ -70,56 +85,52 @@ def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart
             "zeros for the states", FP32 * max(groups), optimizer, (Moment.BUFFERS,),
             f"4 B a parameter of the largest sub-group ({SOURCE}: initialize_optimizer_states)",
         ),
+        MemoryPart(
+            "weights in parts", item * own * launch.init, weights, (Moment.PLACE,),
+            f"{item} B a parameter of its partition (partition_parameters.py)",
+        ),
+        MemoryPart(
+            "frozen weights", item * partitioned_numel(model.frozen, processes), weights,
+            since(Moment.PLACE if launch.init else Moment.FLATTEN),
+            f"{item} B a frozen parameter of its partition (partition_parameters.py)",
+            state=True,
+        ),
+        MemoryPart(
+            "masters before they are copied", FP32 * max(groups) * copied, optimizer,
+            (Moment.MASTERS,), f"4 B a parameter of a sub-group ({SOURCE}: converted.clone)",
+        ),
+        *_bucket_parts(launch, model),
+        *_live_parts(launch, model),
+        *(
+            _offloaded_parts(launch, model, groups, in_memory)
+            if optimizer == "host"
+            else _step_parts(launch, model, max(groups))
+        ),
+        *_locked_parts(launch, model),
+        *_swap_parts(launch, groups, swapped),
     ]  # fmt: skip
-    if launch.init:
-        parts.append(
-            MemoryPart(
-                "weights in parts", item * own, weights, (Moment.PLACE,),
-                f"{item} B a parameter of its partition (partition_parameters.py)",
-            )
-        )  # fmt: skip
-    if frozen:
-        cut = Moment.PLACE if launch.init else Moment.FLATTEN
-        parts.append(
-            MemoryPart(
-                "frozen weights", item * frozen, weights, since(cut),
-                f"{item} B a frozen parameter of its partition (partition_parameters.py)",
-                state=True,
-            )
-        )  # fmt: skip
-    if item < FP32 or (optimizer == "host" and not launch.cpu):
-        parts.append(
-            MemoryPart(
-                "masters before they are copied", FP32 * max(groups), optimizer,
-                (Moment.MASTERS,), f"4 B a parameter of a sub-group ({SOURCE}: converted.clone)",
-            )
-        )  # fmt: skip
-    parts += _bucket_parts(launch, model) + _live_parts(launch, model)
-    if optimizer == "host":
-        parts += _offloaded_parts(launch, model, groups, in_memory)
-    else:
-        parts += _step_parts(launch, model, max(groups))
-    if weights == "host" and launch.is_pinned("offload_param"):
-        trained, others = (
-            [item * -(-n // launch.processes) for n in numels]
-            for numels in ((n for group in model.groups for n in group), model.frozen)
-        )
-        flats = [item * partitioned_numel(group, launch.processes) for group in model.groups]
-        parts += [
-            MemoryPart(
-                "locked pages beyond the weights", rounding(flats) + rounding(others), "host",
-                since(Moment.FLATTEN),
-                f"torch locks pages of up to {LIMIT_MIB} MiB in powers of two "
-                "(zerotrain/launch/pinned_memory.py)",
-            ),
-            MemoryPart(
-                "locked pages of the weights before they were flat", cached_bytes(trained), "host",
-                since(Moment.FLATTEN, Moment.BUCKETS),
-                "torch keeps them until the engine is ready "
-                "(zerotrain/training/engines/zero_engine.py)",
-            ),
-        ]  # fmt: skip
-    return parts + swap_parts(launch, model, groups, swapped)
+
+
+def _locked_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
+    """Return what page-locked weights take beyond their own bytes."""
+    locked = launch.offload_param != "none" and launch.is_pinned("offload_param")
+    trained, others = (
+        [launch.item * -(-n // launch.processes) for n in numels]
+        for numels in ((n for group in model.groups for n in group), model.frozen)
+    )
+    flats = [launch.item * partitioned_numel(group, launch.processes) for group in model.groups]
+    return [
+        MemoryPart(
+            "locked pages beyond the weights", (rounding(flats) + rounding(others)) * locked,
+            "host", since(Moment.FLATTEN), LOCKED,
+        ),
+        MemoryPart(
+            "locked pages of the weights before they were flat", cached_bytes(trained) * locked,
+            "host", since(Moment.FLATTEN, Moment.BUCKETS),
+            "torch keeps them until the engine is ready "
+            "(zerotrain/training/engines/zero_engine.py)",
+        ),
+    ]  # fmt: skip
 
 
 def _bucket_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
@@ -127,7 +138,7 @@ def _bucket_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPa
     held = largest_fill(model.backward_order, bucket)
     why = f"reduce_bucket_size x {item} B, never freed ({SOURCE}: _setup_for_real_optimizer)"
     when = (Moment.REDUCE,)
-    parts = [
+    return [
         MemoryPart("reduce bucket", item * bucket, "device", (Moment.BUCKETS,), why, touched=0),
         MemoryPart("reduce bucket", item * bucket, "device", TRAINING, why, touched=item * held),
         MemoryPart(
@@ -135,15 +146,11 @@ def _bucket_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPa
             "its gradients in the order of the processes (deepspeed/runtime/comm/"
             "coalesced_collectives.py: reduce_scatter_coalesced)",
         ),
+        MemoryPart(
+            "gloo's copy of the bucket", item * held * launch.cpu, "device", when,
+            "gloo, which a CPU's processes talk through, reduces a copy",
+        ),
     ]  # fmt: skip
-    if launch.cpu:
-        parts.append(
-            MemoryPart(
-                "gloo's copy of the bucket", item * held, "device", when,
-                "gloo, which a CPU's processes talk through, reduces a copy",
-            )
-        )  # fmt: skip
-    return parts
 
 
 def _live_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
@@ -169,50 +176,46 @@ def _live_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart
             copies=launch.cpu,
         ),
     )
-    parts = [
+    peaks = {
+        Moment.FORWARD: live.forward,
+        Moment.BACKWARD: live.backward,
+        Moment.REDUCE: live.reducing,
+    }
+    return [
         MemoryPart(
             "persistent parameters", item * kept, "device", TRAINING,
             f"{item} B a parameter of stage3_param_persistence_threshold elements or fewer "
             "(parameter_offload.py: mark_persistent_parameters)",
-        )
-    ]  # fmt: skip
-    for moment, numel in (
-        (Moment.FORWARD, live.forward),
-        (Moment.BACKWARD, live.backward),
-        (Moment.REDUCE, live.reducing),
-    ):
-        parts.append(
+        ),
+        *(
             MemoryPart(
                 "live parameters", item * numel, "device", (moment,),
                 f"{item} B: stage3_max_live_parameters, stage3_max_reuse_distance and "
                 "stage3_prefetch_bucket_size over this model, with the buffers of gathering "
                 "(partitioned_param_coordinator.py)",
             )
-        )  # fmt: skip
-    return parts
+            for moment, numel in peaks.items()
+        ),
+    ]  # fmt: skip
 
 
 def _step_parts(launch: PlannedLaunch, model: ParameterSizes, group: int) -> list[MemoryPart]:
     """Return the temporaries of the update if the optimizer is on the device."""
     item = launch.item
-    parts = [
+    why = f"B a parameter of a sub-group ({SOURCE}: _prepare_fp32_grad_for_sub_group)"
+    return [
         MemoryPart(
             "norm of the largest gradient", NORM * -(-model.largest // launch.processes),
             "device", (Moment.CLIP,), f"8 B an element ({SOURCE}: get_grad_norm_direct)",
         ),
         MemoryPart(
-            "gradients made flat", item * group, "device", (Moment.STEP,),
-            f"{item} B a parameter of a sub-group ({SOURCE}: _prepare_fp32_grad_for_sub_group)",
+            "gradients made flat", item * group, "device", (Moment.STEP,), f"{item} {why}"
+        ),
+        MemoryPart(
+            "gradients in float32", FP32 * group * (item < FP32), "device", (Moment.STEP,),
+            f"4 {why}",
         ),
     ]  # fmt: skip
-    if item < FP32:
-        parts.append(
-            MemoryPart(
-                "gradients in float32", FP32 * group, "device", (Moment.STEP,),
-                f"4 B a parameter of a sub-group ({SOURCE}: _prepare_fp32_grad_for_sub_group)",
-            )
-        )  # fmt: skip
-    return parts
 
 
 def _offloaded_parts(
@@ -220,7 +223,9 @@ def _offloaded_parts(
 ) -> list[MemoryPart]:
     """Return gradients and temporaries if the optimizer is on the host or swapped from there."""
     own = -(-model.largest // launch.processes)
-    parts = [
+    sizes = [launch.item * sum(groups)]
+    sizes += [FP32 * group for group in groups] if launch.offload_optimizer == "cpu" else []
+    return [
         MemoryPart(
             "gradients", FP32 * in_memory, "host", since(Moment.BUFFERS),
             f"4 B a parameter of its partition, never freed ({SOURCE}: "
@@ -231,19 +236,12 @@ def _offloaded_parts(
             (Moment.BACKWARD, Moment.REDUCE), f"8 B an element ({SOURCE}: "
             "_constant_buffered_norm2)",
         ),
+        MemoryPart(
+            "locked pages beyond the gradients",
+            rounding(sizes) * launch.is_pinned("offload_optimizer"), "host",
+            since(Moment.BUFFERS), LOCKED,
+        ),
     ]  # fmt: skip
-    if launch.is_pinned("offload_optimizer"):
-        sizes = [launch.item * sum(groups)]
-        sizes += [FP32 * group for group in groups] if launch.offload_optimizer == "cpu" else []
-        parts.append(
-            MemoryPart(
-                "locked pages beyond the gradients", rounding(sizes), "host",
-                since(Moment.BUFFERS),
-                f"torch locks pages of up to {LIMIT_MIB} MiB in powers of two "
-                "(zerotrain/launch/pinned_memory.py)",
-            )
-        )  # fmt: skip
-    return parts
 
 
 @dataclass(frozen=True)
@@ -281,40 +279,35 @@ class SwappedElements:
         return cls(optimizer, sum(out), max(out, default=0))
 
 
-def swap_parts(
-    launch: PlannedLaunch, model: ParameterSizes, groups: list[int], swapped: SwappedElements
+def _swap_parts(
+    launch: PlannedLaunch, groups: list[int], swapped: SwappedElements
 ) -> list[MemoryPart]:
     """Return the host memory for swapping; aio locks it itself, without rounding."""
-    parts = []
-    if launch.offload_optimizer == "nvme":
-        count = int(launch.offload("offload_optimizer", "buffer_count"))
-        parts.append(
-            MemoryPart(
-                "buffers of the optimizer's swapping",
-                count * round_up(FP32 * max(groups), ALIGNED_BYTES), "host", since(Moment.MASTERS),
-                "buffer_count x 4 B a parameter of the largest sub-group (optimizer_utils.py: "
-                "SwapBufferManager)",
-            )
-        )  # fmt: skip
-    if launch.offload_param == "nvme":
-        count = int(launch.offload("offload_param", "buffer_count"))
-        size = int(launch.offload("offload_param", "buffer_size"))
-        parts.append(
-            MemoryPart(
-                "buffers of the weights' swapping",
-                count * round_up(launch.item * size, ALIGNED_BYTES), "host", since(Moment.PLACE),
-                f"buffer_count x buffer_size x {launch.item} B (partitioned_param_swapper.py)",
-            )
-        )  # fmt: skip
-    if swapped.kept:
-        parts.append(
-            MemoryPart(
-                "weights on their way to the disk", launch.item * swapped.kept, "host",
-                since(Moment.FLATTEN), f"{launch.item} B a parameter of the largest sub-group "
-                "(partitioned_param_swapper.py: reserve_partitioned_swap_space)",
-            )
-        )  # fmt: skip
-    return parts
+
+    def buffers(target: str, size: int) -> int:
+        if getattr(launch, target) != "nvme":
+            return 0
+        return int(launch.offload(target, "buffer_count")) * round_up(size, ALIGNED_BYTES)
+
+    size = int(launch.offload("offload_param", "buffer_size"))
+    return [
+        MemoryPart(
+            "buffers of the optimizer's swapping", buffers("offload_optimizer", FP32 * max(groups)),
+            "host", since(Moment.MASTERS),
+            "buffer_count x 4 B a parameter of the largest sub-group (optimizer_utils.py: "
+            "SwapBufferManager)",
+        ),
+        MemoryPart(
+            "buffers of the weights' swapping", buffers("offload_param", launch.item * size),
+            "host", since(Moment.PLACE),
+            f"buffer_count x buffer_size x {launch.item} B (partitioned_param_swapper.py)",
+        ),
+        MemoryPart(
+            "weights on their way to the disk", launch.item * swapped.kept, "host",
+            since(Moment.FLATTEN), f"{launch.item} B a parameter of the largest sub-group "
+            "(partitioned_param_swapper.py: reserve_partitioned_swap_space)",
+        ),
+    ]  # fmt: skip
 
 
 def swap_file_bytes(

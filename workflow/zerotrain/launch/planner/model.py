@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from math import prod
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from zerotrain.config.adapters import method_of
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import Architecture, Part
+from zerotrain.launch.planner.trace_store import ModelShapes
 from zerotrain.models.families.language import untie_head
 from zerotrain.models.pretrained import from_config
 from zerotrain.models.quantized_linear import QuantizedLinear, quantize_linear_layers
@@ -24,52 +23,16 @@ UNPADDED = "unpadded"
 """Name in transformers of torch's attention over sequences without padding."""
 
 
-@dataclass(frozen=True)
-class TrainedModel:
-    """A run's model as the training uses it.
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel(ModelShapes):
+    """A run's model as the training uses it, with the trained part itself.
 
     Attributes:
-        architecture: Parts of the base.
         module: The trained part on the meta device, in train mode and with the adapter; frozen
             parameters require no gradient.
     """
 
-    architecture: Architecture
     module: torch.nn.Module
-
-    @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each parameter, a tied one under the first of its names."""
-        shapes = {name: tuple(p.shape) for name, p in self.module.named_parameters()}
-        return shapes | {
-            f"{name}.weight": (layer.out_features, layer.in_features)
-            for name, layer in self.module.named_modules()
-            if isinstance(layer, QuantizedLinear)
-        }
-
-    @cached_property
-    def quantized(self) -> dict[str, int]:
-        """Bytes of each quantized weight."""
-        return {
-            f"{name}.weight": layer.nbytes
-            for name, layer in self.module.named_modules()
-            if isinstance(layer, QuantizedLinear)
-        }
-
-    @cached_property
-    def trained(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each trained parameter."""
-        return {name: tuple(p.shape) for name, p in trained_parameters(self.module).items()}
-
-    @cached_property
-    def parameters(self) -> int:
-        """Number of parameters."""
-        return sum(map(prod, self.shapes.values()))
-
-    @cached_property
-    def trained_parameters(self) -> int:
-        """Number of trained parameters."""
-        return sum(p.numel() for p in trained_parameters(self.module).values())
 
 
 def trained_model(
@@ -104,7 +67,21 @@ def trained_model(
         for layer in module.modules():
             if isinstance(layer, LycorisLayer):  # in train mode it reads a random number's value
                 layer.training = False
-    return TrainedModel(architecture, module)
+    quantized = {
+        f"{name}.weight": layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, QuantizedLinear)
+    }
+    return TrainedModel(
+        architecture=architecture,
+        shapes={
+            **{name: tuple(p.shape) for name, p in module.named_parameters()},
+            **{n: (layer.out_features, layer.in_features) for n, layer in quantized.items()},
+        },
+        trained=tuple(trained_parameters(module)),
+        quantized={name: layer.nbytes for name, layer in quantized.items()},
+        module=module,
+    )
 
 
 def build_part(part: Part, source: str) -> torch.nn.Module:
@@ -128,17 +105,6 @@ def build_part(part: Part, source: str) -> torch.nn.Module:
             hint="check the file; a class that is newer than the installed library needs an update",
         ) from error
     return module
-
-
-def parameters_of(part: Part, source: str) -> int:
-    """Return the number of a part's parameters, tied ones once; build it if no count is shipped.
-
-    Raises:
-        PipelineError: it cannot be built.
-    """
-    if part.parameters is not None:
-        return part.parameters
-    return sum(p.numel() for p in build_part(part, source).parameters())
 
 
 def _transformers_config(cls: Any, values: Mapping[str, Any]) -> Any:

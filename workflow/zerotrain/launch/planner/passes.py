@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -12,7 +12,6 @@ import torch
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from zerotrain.launch.planner.forward import Loss
 from zerotrain.launch.planner.memory import Memory, Storages
 
 
@@ -102,6 +101,8 @@ def block_key(leaves: list[Any]) -> tuple[Any, ...]:
     return tuple(key)
 
 
+Loss = Callable[[], torch.Tensor]
+"""Function that runs the model once and returns the scalar loss."""
 Mode = Literal["plain", "checkpointed", "on_host"]
 
 

@@ -12,7 +12,7 @@ from zerotrain.config.stage_settings import PlannedRun
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.gpus import Gpu, find_gpu, read_gpu
 from zerotrain.launch.planner.prediction import MODES, Mode, Prediction, predict
-from zerotrain.launch.planner.traced import TracedModel
+from zerotrain.launch.planner.trace_store import TracedModel
 from zerotrain.launch.planner.tracing import trace
 from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.machine.detect import Engine, Machine, detect, usable_engines
@@ -136,6 +136,10 @@ class Plan:
     """The phase's activation mode."""
     choice: Choice | None
     """None if no device is known."""
+
+    def is_usable(self, one: Prediction) -> bool:
+        """Return whether a preset saves something here, and has the disk that it needs."""
+        return not one.useless and (not one.swap or self.phase.launch.offload_path is not None)
 
     def column(self, mode: Mode) -> list[Prediction]:
         """Return the predictions of all presets in an activation mode."""

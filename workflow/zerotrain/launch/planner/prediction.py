@@ -10,11 +10,10 @@ from typing import Any, Literal
 from zerotrain.config import optimizers
 from zerotrain.config.models import Phase
 from zerotrain.config.stage_settings import PlannedRun
-from zerotrain.launch.overrides import overlay
+from zerotrain.launch.derive import overlay
 from zerotrain.launch.planner.gpus import Gpu
-from zerotrain.launch.planner.inputs import PlannedLaunch
+from zerotrain.launch.planner.inputs import MemoryPart, PlannedLaunch, peak, resident_peak
 from zerotrain.launch.planner.memory_parts import memory_parts, saves_nothing
-from zerotrain.launch.planner.parts import MemoryPart, peak, resident_peak
 from zerotrain.launch.planner.storage import (
     StepTime,
     Storage,
@@ -24,7 +23,7 @@ from zerotrain.launch.planner.storage import (
     swap_files,
     traffic,
 )
-from zerotrain.launch.planner.traced import TracedModel
+from zerotrain.launch.planner.trace_store import TracedModel
 from zerotrain.launch.preset import Preset, with_own_offload
 from zerotrain.launch.resolved import Settings, nest_keys
 from zerotrain.launch.zero import zero_optimization

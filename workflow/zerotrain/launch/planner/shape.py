@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from zerotrain.config.families import FAMILIES, PRESETS
 from zerotrain.launch.planner.architecture import Architecture
-from zerotrain.models.families.conditioning import IMAGE_EMBEDDER, read_pipeline
+from zerotrain.models.families.conditioning import IMAGE_EMBEDDER, read_pipeline, takes_fill
 
 if TYPE_CHECKING:
     from zerotrain.config.stage_settings import PlannedRun
@@ -132,12 +132,6 @@ def pixels_per_latent(architecture: Architecture) -> int:
     return int(2 ** (len(steps) - 1))
 
 
-def takes_fill(architecture: Architecture) -> bool:
-    """Return whether conditioning images add channels to a Flux transformer, as in FLUX.1 Fill, and
-    not tokens."""
-    if architecture.family != "flux":
-        return False
-    config = architecture.trained.config
-    taken, answered = config["in_channels"], config.get("out_channels") or config["in_channels"]
-    # FLEX.2 has a masked image and a control image, each with as many channels, and a mask channel.
-    return bool(answered < taken != 3 * answered + 4)
+def adds_channels(architecture: Architecture) -> bool:
+    """Return whether conditioning images add channels, as in FLUX.1 Fill, and not tokens."""
+    return architecture.family == "flux" and takes_fill(architecture.trained.config)

@@ -19,9 +19,9 @@ from zerotrain.launch.planner.inputs import FP32, ParameterSizes, PlannedLaunch
 from zerotrain.launch.planner.memory_zero3 import swap_file_bytes
 from zerotrain.launch.planner.shape import (
     Shape,
+    adds_channels,
     pixels_per_latent,
     prompt_shapes,
-    takes_fill,
 )
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -206,7 +206,7 @@ def conditioning_bytes(architecture: Architecture, shape: Shape, dtype: str) -> 
     """Return the bytes of one sample's encoded conditioning images; arguments as above."""
     if not shape.conditioning_images:
         return 0
-    if takes_fill(architecture):  # the masked image's latents, and the mask's pixels
+    if adds_channels(architecture):  # the masked image's latents, and the mask's pixels
         mask = shape.resolution**2
         return DTYPE_BYTES[dtype] * (_latent_numel(architecture, shape) + mask)
     return DTYPE_BYTES[dtype] * shape.conditioning_images * _latent_numel(architecture, shape)
@@ -217,6 +217,19 @@ def _latent_numel(architecture: Architecture, shape: Shape) -> int:
     config = architecture.trained.config
     channels = FAMILIES[architecture.family].latent_channels(config)
     return int(channels * (shape.resolution // pixels_per_latent(architecture)) ** 2)
+
+
+def parameters_of(part: Part, source: str) -> int:
+    """Return the number of a part's parameters, tied ones once; build it if no count is shipped.
+
+    Raises:
+        PipelineError: it cannot be built.
+    """
+    if part.parameters is not None:
+        return part.parameters
+    from zerotrain.launch.planner.model import build_part  # building a part needs torch
+
+    return sum(p.numel() for p in build_part(part, source).parameters())
 
 
 def encoder_bytes(architecture: Architecture, dtype: str) -> dict[str, int]:
@@ -230,14 +243,7 @@ def encoder_bytes(architecture: Architecture, dtype: str) -> dict[str, int]:
         dtype: Type of the text encoders: the cache's, or fp32 on a CPU. The autoencoder is fp32.
     """
     return {
-        name: (FP32 if name == "vae" else DTYPE_BYTES[dtype]) * _count(part, architecture.source)
+        name: (FP32 if name == "vae" else DTYPE_BYTES[dtype])
+        * parameters_of(part, architecture.source)
         for name, part in architecture.encoders.items()
     }
-
-
-def _count(part: Part, source: str) -> int:
-    if part.parameters is not None:
-        return part.parameters
-    from zerotrain.launch.planner.model import parameters_of  # building a part needs torch
-
-    return parameters_of(part, source)

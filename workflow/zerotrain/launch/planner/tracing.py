@@ -18,7 +18,8 @@ from zerotrain.config.stage_settings import PlannedRun
 from zerotrain.launch.planner import trace_store
 from zerotrain.launch.planner.architecture import Architecture, find_architecture
 from zerotrain.launch.planner.shape import Shape
-from zerotrain.launch.planner.traced import ENGINES, Activations, ModelShapes, TracedModel
+from zerotrain.launch.planner.storage import parameters_of
+from zerotrain.launch.planner.trace_store import ENGINES, Activations, ModelShapes, TracedModel
 from zerotrain.machine.detect import Engine
 from zerotrain.machine.progress_bar import Tell, ignore, progress_line
 
@@ -132,19 +133,14 @@ class Tracer:
 
     def _shapes(self) -> ModelShapes:
         """Return the model's shapes and each part's parameter count; building parts needs torch."""
-        from zerotrain.launch.planner.model import parameters_of
-
         known: Architecture = self._model.architecture
         parts = {
             name: replace(part, parameters=parameters_of(part, known.source))
             for name, part in known.parts.items()
         }
-        return ModelShapes(
-            replace(known, parts=parts),
-            self._model.shapes,
-            tuple(self._model.trained),
-            self._model.quantized,
-        )
+        model = self._model
+        whole = replace(known, parts=parts)
+        return ModelShapes(whole, model.shapes, model.trained, model.quantized)
 
     def _trace(
         self, batch: int, size: int, engines: Collection[Engine], tell: Tell

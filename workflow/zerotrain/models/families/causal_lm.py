@@ -10,6 +10,13 @@ import torch
 
 from zerotrain.config.families import FAMILIES
 from zerotrain.models.families.language import LanguageFamily, answer_loss, attention
+from zerotrain.models.families.small_models import (
+    LAYERS,
+    MAX_ROW,
+    WIDTH,
+    Arguments,
+    SmallLanguageModel,
+)
 from zerotrain.models.families.tokens import (
     REASONING,
     causal_prompt,
@@ -33,8 +40,30 @@ class CausalObjective:
         return answer_loss(output.logits[:, -length:-1], batch["labels"][:, 1:])
 
 
+def small_arguments(tokenizer: Any, preset: str) -> Arguments:
+    """Return the values of a small Qwen2, its head tied as in the series' small models.
+
+    The models have 0.2 and 1.9 million parameters.
+    """
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": WIDTH[preset],
+        "intermediate_size": 4 * WIDTH[preset],
+        "num_hidden_layers": LAYERS[preset],
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": MAX_ROW,
+        "tie_word_embeddings": True,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
 class CausalLm(LanguageFamily):
     """The family of causal language models."""
+
+    small = SmallLanguageModel("Qwen2ForCausalLM", small_arguments)
 
     def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> CausalObjective:
         """Build the cross entropy of the answers."""

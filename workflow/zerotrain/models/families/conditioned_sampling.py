@@ -55,10 +55,7 @@ class ConditionedSampling:
         Raises:
             PipelineError: the family has no input for conditioning images.
         """
-        raise PipelineError(
-            f"family: {self.name} has no input for conditioning images",
-            hint="choose a family with conditioning images, qwen_image or flux",
-        )
+        raise self._no_input()
 
     def encoded_conditioning(
         self, pipeline: Any, tensors: Mapping[str, torch.Tensor], resolution: int
@@ -73,7 +70,10 @@ class ConditionedSampling:
         Raises:
             PipelineError: the family has no input for conditioning images.
         """
-        raise PipelineError(
+        raise self._no_input()
+
+    def _no_input(self) -> PipelineError:
+        return PipelineError(
             f"family: {self.name} has no input for conditioning images",
             hint="choose a family with conditioning images, qwen_image or flux",
         )

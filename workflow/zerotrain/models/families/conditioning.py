@@ -7,11 +7,11 @@ QwenImageUnit_EditImageEmbedder and FluxImageUnit_Kontext.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from zerotrain.config.families import FAMILIES
-from zerotrain.config.families.spec import Conditioning
+from zerotrain.config.families import FAMILIES, Conditioning
 from zerotrain.errors import PipelineError
 from zerotrain.models.pretrained import read_config
 
@@ -53,6 +53,22 @@ def read_conditioning(family: str, base: Path) -> Conditioning | None:
     return FAMILIES[family].conditioning.get(read_pipeline(base) or "")
 
 
+def takes_fill(config: Mapping[str, Any]) -> bool:
+    """Return whether a Flux takes a masked image and its mask next to noisy latents (FLUX.1 Fill).
+
+    Args:
+        config: The transformer's config.json.
+    """
+    taken: int = config["in_channels"]
+    return 4 * FAMILIES["flux"].latent_channels(config) < taken and not takes_control(config)
+
+
+def takes_control(config: Mapping[str, Any]) -> bool:
+    """Return whether a Flux takes a masked image, a mask and a control image, as FLEX.2 does."""
+    taken: int = config["in_channels"]
+    return taken == 4 * (3 * FAMILIES["flux"].latent_channels(config) + 1)
+
+
 def check_conditioning(found: Conditioning | None, count: int, base: str) -> None:
     """Check that a base takes the number of conditioning images that each sample has.
 
@@ -73,7 +89,7 @@ def check_conditioning(found: Conditioning | None, count: int, base: str) -> Non
                 "base that reads them: docs/conditioning.md lists them",
             )
         return
-    if count < found.least or (found.most is not None and count > found.most):
+    if not found.takes(count):
         raise PipelineError(
             f"base: {base} takes {found.describe()} for each sample, and the data has "
             f"{count or 'none'}",
@@ -122,7 +138,7 @@ def check_sampling(folder: Path, count: int, key: str) -> None:
             f"{key}: {folder} has no input for conditioning images" + (f" ({named})" * bool(named)),
             hint=f"remove {key}, or take weights that read them: docs/conditioning.md",
         )
-    if found is None or (count >= found.least and (found.most is None or count <= found.most)):
+    if found is None or found.takes(count):
         return
     raise PipelineError(
         f"{key}: {folder} ({named}) takes {found.describe()} for each prompt, and "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import shutil
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,11 +12,11 @@ import diffusers
 import torch
 
 from zerotrain.artifact.documents import read_bytes
-from zerotrain.config.families.spec import Conditioning
+from zerotrain.config.families import Conditioning
 from zerotrain.errors import PipelineError
 from zerotrain.machine.regular_file import write_bytes
+from zerotrain.models.families.autoencoders import CHANNELS, identity_autoencoder
 from zerotrain.models.families.conditioning import read_pipeline
-from zerotrain.models.families.identity import CHANNELS, identity_autoencoder
 from zerotrain.models.families.model_family import CONFIG, ModelFamily
 from zerotrain.models.families.pipeline_sampling import PipelineSampling
 from zerotrain.models.pretrained import from_config, from_pretrained, read_config
@@ -28,7 +26,8 @@ if TYPE_CHECKING:
 
     from zerotrain.data.dataset import Dataset
     from zerotrain.models.families import Encoders
-    from zerotrain.models.families.fitted_autoencoder import FittedAutoencoders
+    from zerotrain.models.families.autoencoders import FittedAutoencoders
+    from zerotrain.models.families.small_models import SmallPipeline
 
 
 class DiffusionFamily(PipelineSampling, ModelFamily):
@@ -37,6 +36,8 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
     modality: Literal["image"] = "image"
     """What it generates."""
     weights_name = "diffusion_pytorch_model"
+    small: SmallPipeline
+    """Its small models, unless it overrides build_preset."""
     image_parts: tuple[str, ...] = ("vae",)
     """Parts that latents depend on."""
 
@@ -111,8 +112,10 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
             store: Store that its fitted autoencoder is read from or added to.
         """
         captions = [caption for sample in dataset.split("train") for caption in sample.captions]
-        nano = importlib.import_module(f"zerotrain.models.families.{self.name}_nano")
-        nano.SMALL.build(
+        from zerotrain.models.families.nano import build_pipeline  # slow to import
+
+        build_pipeline(
+            self,
             captions,
             images,
             seed,

@@ -15,16 +15,23 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from zerotrain.config.families import FAMILIES
-from zerotrain.models.families.conditioning import read_pipeline
-from zerotrain.models.families.flow_matching import read_flow_scheduler
-from zerotrain.models.families.flux_conditioning import FILL, FILL_PIPELINE, encode_conditioning
-from zerotrain.models.families.flux_inputs import (
-    add_conditioning,
-    image_places,
+from zerotrain.models.families.conditioning import (
+    IMAGE_EMBEDDER,
+    IMAGE_ENCODER,
+    REDUX,
+    read_pipeline,
     takes_control,
     takes_fill,
 )
-from zerotrain.models.families.flux_redux import ReduxEncoders, load_redux
+from zerotrain.models.families.flux_conditioning import (
+    FILL,
+    FILL_PIPELINE,
+    ReduxEncoders,
+    add_conditioning,
+    encode_conditioning,
+    image_places,
+    load_redux,
+)
 from zerotrain.models.families.patches import (
     PackedFamily,
     PackedObjective,
@@ -32,16 +39,31 @@ from zerotrain.models.families.patches import (
     pack,
     unpack,
 )
-from zerotrain.models.families.pipelines import PipelineEncoders, latents_of, prompt_length
-from zerotrain.models.families.placement import sampling_dtype
+from zerotrain.models.families.pipelines import (
+    PipelineEncoders,
+    latents_of,
+    pipeline_class,
+    prompt_length,
+    sampling_dtype,
+)
+from zerotrain.models.families.small_models import (
+    PIXELS_PER_LATENT,
+    Arguments,
+    SmallPipeline,
+    SmallSpec,
+    clip,
+    t5,
+)
 from zerotrain.models.families.token_routing import routing
-from zerotrain.models.pretrained import read_config
 
 if TYPE_CHECKING:
     from zerotrain.config.models import EvaluateConfig
     from zerotrain.models.families import Batch
     from zerotrain.models.families.flux_pipeline import ConditionedFluxPipeline
 
+HEADS = {"nano": 4, "micro": 10}
+LAYERS = {"nano": 2, "micro": 3}
+"""Double-stream layers, and as many single-stream ones: 1.8 and 16.3 million parameters."""
 FILL_GUIDANCE = 30.0
 """FluxFillPipeline's default guidance; FluxPipeline's is 3.5."""
 
@@ -120,8 +142,59 @@ class FluxObjective(PackedObjective):
         return unpack(velocity[:, : own.shape[1]], noisy.shape)
 
 
+def small_parts(spec: SmallSpec) -> dict[str, Arguments]:
+    """Return the arguments of a small model's parts; its transformer takes no guidance.
+
+    That of FLUX.1 Fill takes a latent of the masked image and the mask's pixels next to each noisy
+    latent.
+    """
+    further = spec.channels + PIXELS_PER_LATENT**2 if spec.pipeline == FILL_PIPELINE else 0
+    return {
+        "text_encoder": clip(spec.tokenizers["tokenizer"], spec.width),
+        "text_encoder_2": t5(spec.tokenizers["tokenizer_2"], spec.width),
+        "transformer": {
+            "in_channels": 4 * (spec.channels + further),
+            "out_channels": 4 * spec.channels if further else None,
+            "num_layers": LAYERS[spec.preset],
+            "num_single_layers": LAYERS[spec.preset],
+            "attention_head_dim": 32,
+            "num_attention_heads": HEADS[spec.preset],
+            "axes_dims_rope": (8, 12, 12),
+            "joint_attention_dim": 2 * spec.width,
+            "pooled_projection_dim": spec.width,
+            "guidance_embeds": False,
+        },
+    }
+
+
+def add_redux(spec: SmallSpec, out: Path) -> None:
+    """Add small image encoders of FLUX.1 Redux to a folder: four tokens for 32 x 32 pixels."""
+    from transformers import SiglipVisionConfig, SiglipVisionModel  # slow to import
+
+    vision = SiglipVisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=32,
+        patch_size=16,
+    )
+    SiglipVisionModel(vision).save_pretrained(out / IMAGE_ENCODER)
+    embedder = pipeline_class("ReduxImageEncoder")(vision.hidden_size, 2 * spec.width)
+    embedder.save_pretrained(out / IMAGE_EMBEDDER)
+
+
 class Flux(PackedFamily):
     """The family of Flux."""
+
+    small = SmallPipeline(
+        tokenizers={"tokenizer": "clip", "tokenizer_2": "t5"},
+        parts=small_parts,
+        scheduler="FlowMatchEulerDiscreteScheduler",
+        schedule={"use_dynamic_shifting": True},
+        add_parts=add_redux,
+        extended=(REDUX,),
+    )
 
     always_conditioned = True
 
@@ -137,24 +210,19 @@ class Flux(PackedFamily):
         redux = load_redux(base, device, dtype)
         return found if redux is None else ReduxEncoders(found, redux)
 
-    def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> FluxObjective:
-        """Build the objective that the base's noise scheduler describes."""
-        config = read_config(base / self.trained_part / "config.json")
+    def flow_objective(
+        self,
+        scheduler: FlowMatchEulerDiscreteScheduler,
+        settings: Mapping[str, Any] | None,
+        config: Mapping[str, Any],
+    ) -> FluxObjective:
+        """Build the objective for a scheduler and the transformer's config.json."""
         given = dict(settings or {})
         guidance = given.pop("flux_guidance_value", 1.0)
         return FluxObjective(
-            read_flow_scheduler(base / "scheduler"),
+            scheduler,
             given or None,
             guidance=guidance if config.get("guidance_embeds") else None,
-            control=takes_control(config),
-        )
-
-    def shape_objective(self, config: Mapping[str, Any]) -> FluxObjective:
-        """Build the objective with a schedule that predictions do not depend on."""
-        return FluxObjective(
-            FlowMatchEulerDiscreteScheduler(),
-            None,
-            guidance=1.0 if config.get("guidance_embeds") else None,
             control=takes_control(config),
         )
 

@@ -15,8 +15,8 @@ import torch
 
 from zerotrain.config.families import FAMILIES
 from zerotrain.models.families.conditioned_sampling import extended_input
-from zerotrain.models.families.flux_inputs import add_conditioning, takes_control
-from zerotrain.models.families.flux_redux import Redux
+from zerotrain.models.families.conditioning import takes_control
+from zerotrain.models.families.flux_conditioning import Redux, add_conditioning
 from zerotrain.models.families.pipelines import pipeline_class
 
 FluxPipeline: Any = pipeline_class("FluxPipeline")

@@ -19,8 +19,8 @@ from zerotrain.artifact import file_sha256, write_json
 from zerotrain.artifact.tensor_file import write_tensor_file
 from zerotrain.config.adapters import ALL_LINEAR, ATTENTION, Targets, is_target, stack_of
 from zerotrain.config.families import ROOT
-from zerotrain.config.parameter_patterns import matches
 from zerotrain.config.suggestions import nearest
+from zerotrain.config.trained_part import matches
 from zerotrain.errors import PipelineError
 from zerotrain.models.adapter_config import ADAPTER_CONFIG, METADATA, PEFT_PREFIX
 

@@ -1,60 +1,163 @@
-"""Parts of the small image models: tokenizers, text encoders, autoencoders.
+"""The builder of small models, which need no hub: the presets `nano` and `micro`.
 
-They need no hub: a tokenizer is trained on the captions, an autoencoder is fitted to the images,
-text encoders keep their random initial weights, which still distinguish captions. `micro` has the
-autoencoder of `nano`, wider text encoders and a denoiser with ten times as many parameters.
+A tokenizer is trained on the captions or conversations, an autoencoder is fitted to the images,
+text encoders keep their random initial weights, which still distinguish captions. Equal arguments
+give equal files.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import diffusers
 import torch
-from diffusers import AutoencoderKL
-from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageCausalConv3d
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import CLIPTextConfig, CLIPTokenizer, T5Config, T5Tokenizer
+import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import CLIPTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer, T5Tokenizer
+from transformers.utils import logging
 
 from zerotrain.artifact.documents import parse_json
-from zerotrain.data.buckets import to_pixels
-from zerotrain.machine.progress_bar import progress
+from zerotrain.models.families.autoencoders import (
+    build_autoencoder,
+    fit_autoencoder,
+    identity_autoencoder,
+    statistics,
+)
+from zerotrain.models.families.pipelines import pipeline_class
+from zerotrain.models.families.qwen_image_encoding import PLAIN
+from zerotrain.models.families.qwen_image_nano import VISION_TOKENS
+from zerotrain.models.families.small_models import (
+    MAX_ROW,
+    MAX_TOKENS,
+    ImageFamily,
+    SmallSpec,
+    TextFamily,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from zerotrain.models.families.fitted_autoencoder import FittedAutoencoders
+    from zerotrain.data.conversation import Conversation
+    from zerotrain.models.families.autoencoders import FittedAutoencoders
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 VOCABULARY = 2048
 """The maximum; a few captions need far fewer tokens."""
-MAX_TOKENS = 32
 RARE = -20.0
 """Logarithm of the probability of a single character."""
-TEXT_WIDTH = {"nano": 64, "micro": 128}
-"""Width of CLIP's embeddings, pooled and not; T5's are twice as wide."""
-TEXT_INITIALIZER_FACTOR = 2.0
-"""Larger than CLIP's 1, so that untrained encoders distinguish captions better. From about 5, the
-attention saturates and they distinguish them less."""
-
-PIXELS_PER_LATENT = 4
-VAE_STEPS = 200
-VAE_BATCH = 8
-VAE_LEARNING_RATE = 4e-3
-VAE_KL_WEIGHT = 1e-5
-LATENTS_MEASURED = 256
-ENDS_OF_BRANCHES = r"\.(conv2|to_out\.0|proj)\."
-"""Last parameters of a residual branch, in both classes of autoencoder."""
+QWEN_END, QWEN_START, QWEN_PADDING = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
+TEXT_PADDING, TEXT_START, TEXT_END = "<pad>", "<s>", "</s>"
+TEXT_VOCABULARY = 1024
+"""The maximum; small tasks need far fewer tokens."""
+PIECES = Regex(r"\d| ?\p{L}+| ?[^\s\d\p{L}]+|\s+")
+"""Each digit is a piece, as in Qwen2: a model that calculates needs to see each."""
+FEWEST = 50
+"""Minimum of occurrences for merging two pieces: rare words are spelled."""
 
 
-def train_tokenizer(captions: Sequence[str]) -> Any:
+def build_pipeline(
+    family: ImageFamily,
+    captions: Sequence[str],
+    images: Sequence[Image],
+    seed: int,
+    out: Path,
+    *,
+    preset: str = "nano",
+    pipeline: str | None = None,
+    identity: bool = False,
+    longest: int | None = None,
+    store: FittedAutoencoders | None = None,
+) -> None:
+    """Write a family's small model into `out` in diffusers' layout.
+
+    Args:
+        family: The family.
+        captions: Texts that the tokenizers are trained on.
+        images: Squares of one size.
+        seed: Decides every weight.
+        out: Folder to write into.
+        preset: `nano` or `micro`.
+        pipeline: Class of the pipeline, if it is not the family's own.
+        identity: Whether the autoencoder is the identity, so that pixels are the latents.
+        longest: Longest side of the images that it is trained on; None for squares.
+        store: Store that the fitted autoencoder is read from or added to.
+    """
+    small, kind = family.small, family.spec.classes["vae"]
+    chosen, side = pipeline or family.spec.pipeline, images[0].width
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        trained = {
+            name: TOKENIZERS[name](captions, chosen)
+            for name in dict.fromkeys(small.tokenizers.values())
+        }
+        tokenizers = {part: trained[name] for part, name in small.tokenizers.items()}
+        if identity:
+            vae = identity_autoencoder(kind)
+        else:
+            vae = build_autoencoder(kind, side)
+            mean, std = fit_autoencoder(vae, images, seed, store=store)
+            vae.register_to_config(**statistics(kind, mean if small.shifts else None, std))
+        spec = SmallSpec(preset, chosen, tokenizers, side, latent_channels(vae), longest)
+        extends = chosen in small.extended
+        built = pipeline_class(family.spec.pipeline if extends else chosen)(
+            vae=vae,
+            **build_models(family, spec),
+            **tokenizers,
+            scheduler=getattr(diffusers, small.scheduler)(**small.schedule),
+            **family.spec.loading,
+        )
+        built.save_pretrained(out)
+        if extends and small.add_parts is not None:
+            small.add_parts(spec, out)
+
+
+def build_models(family: ImageFamily, spec: SmallSpec) -> dict[str, Any]:
+    """Build the models of a family other than the autoencoder, by part."""
+    parts = family.small.parts(spec)
+    return {name: build_model(family.spec.classes[name], **given) for name, given in parts.items()}
+
+
+def build_model(kind: str, **arguments: Any) -> Any:
+    """Build a model of a class of diffusers, or of transformers by its configuration's values."""
+    if hasattr(diffusers, kind):
+        return getattr(diffusers, kind)(**arguments)
+    found: Any = getattr(transformers, kind)
+    return found(found.config_class(**arguments))
+
+
+def latent_channels(autoencoder: Any) -> int:
+    """Return the number of channels of an autoencoder's latents."""
+    config = autoencoder.config
+    found: int = getattr(config, "latent_channels", None) or config.z_dim
+    return found
+
+
+def build_language_model(
+    family: TextFamily,
+    conversations: Sequence[Conversation],
+    seed: int,
+    out: Path,
+    *,
+    preset: str = "nano",
+) -> None:
+    """Write a family's small model and its tokenizer into `out`."""
+    logging.disable_progress_bar()
+    tokenizer = train_byte_tokenizer(conversations, seq2seq=family.spec.encoder_decoder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build_model(family.small.model, **family.small.arguments(tokenizer, preset))
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def train_tokenizer(captions: Sequence[str], pipeline: str = "") -> Any:
     """Train a CLIP tokenizer (byte-level BPE with `</w>`) on the captions.
 
     Every byte has a token with and without `</w>`, so that any later prompt can be encoded: BPE
@@ -91,24 +194,7 @@ def train_tokenizer(captions: Sequence[str]) -> Any:
     return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=MAX_TOKENS)
 
 
-def text_config(tokenizer: Any, width: int, pooled_width: int | None = None) -> Any:
-    """Return a CLIP text encoder's configuration; the pooled width defaults to `width`."""
-    return CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=2 * width,
-        projection_dim=pooled_width or width,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=MAX_TOKENS,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        initializer_factor=TEXT_INITIALIZER_FACTOR,
-    )
-
-
-def train_t5_tokenizer(captions: Sequence[str]) -> Any:
+def train_t5_tokenizer(captions: Sequence[str], pipeline: str = "") -> Any:
     """Train a T5 tokenizer (Unigram) of the captions' words and of printable ASCII characters."""
     words = Counter(f"\u2581{word}" for caption in captions for word in caption.split())
     total = sum(words.values())
@@ -121,115 +207,78 @@ def train_t5_tokenizer(captions: Sequence[str]) -> Any:
     )
 
 
-def t5_config(tokenizer: Any, width: int) -> Any:
-    """Return a T5 encoder's configuration, as wide as two CLIP encoders of this width."""
-    return T5Config(
-        vocab_size=len(tokenizer),
-        d_model=2 * width,
-        d_kv=32,
-        d_ff=4 * width,
-        num_layers=2,
-        num_heads=4,
-        feed_forward_proj="gated-gelu",
-        is_encoder_decoder=False,
-    )
+def train_qwen_tokenizer(captions: Sequence[str], pipeline: str) -> Any:
+    """Train a Qwen2 tokenizer (byte-level BPE) on the pipeline's template and the captions.
 
-
-def build_autoencoder(side: int) -> Any:
-    """Build an autoencoder that turns 4 x 4 pixels into one latent of 4 channels."""
-    return AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        block_out_channels=(16, 32, 32),
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=8,
-        sample_size=side,
-        force_upcast=False,
-        mid_block_add_attention=False,
-    )
-
-
-def fit_autoencoder(
-    autoencoder: Any,
-    images: Sequence[Image],
-    seed: int,
-    *,
-    frames: bool = False,
-    store: FittedAutoencoders | None = None,
-) -> tuple[float, float]:
-    """Fit an autoencoder to the images by squared error and a small KL term.
-
-    Args:
-        autoencoder: The autoencoder, initialised from its seed.
-        images: Squares of one size.
-        seed: Seed of the draws of images.
-        frames: Whether the autoencoder takes videos; images are then single frames.
-        store: Store that the result is read from or added to.
-
-    Returns:
-        The latents' mean and standard deviation.
+    The template's words become single tokens, as in Qwen's own tokenizer: the pipeline drops as
+    many tokens as precede the prompt there.
     """
-    fit = partial(_fit, autoencoder, images, seed, frames)
-    return store.load_or_fit(autoencoder, seed, fit) if store else fit()
-
-
-def _fit(autoencoder: Any, images: Sequence[Image], seed: int, frames: bool) -> tuple[float, float]:
-    """Fit with residual branches that start at zero: a nearly linear model needs half the time."""
-    draw = np.random.default_rng(seed)
-    optimizer = torch.optim.AdamW(
-        autoencoder.parameters(), lr=VAE_LEARNING_RATE, weight_decay=0.0, fused=True
+    kind = pipeline_class(pipeline)
+    empty = kind(*[None] * len(inspect.signature(kind).parameters))
+    template = empty.prompt_template_encode
+    special = () if pipeline == PLAIN else VISION_TOKENS.values()
+    own = Qwen2Tokenizer().backend_tokenizer
+    trained = Tokenizer(models.BPE())
+    trained.normalizer, trained.pre_tokenizer = own.normalizer, own.pre_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
     )
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=VAE_LEARNING_RATE, total_steps=VAE_STEPS
+    texts = (part for c in captions for part in re.split(r"<\|\w+\|>", template.format(c)))
+    trained.train_from_iterator(texts, trainer)
+    model = parse_json(trained.to_str(), "the tokenizer")["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=model["vocab"],
+        merges=[tuple(pair) for pair in model["merges"]],
+        eos_token=QWEN_END,
+        pad_token=QWEN_PADDING,
+        unk_token=QWEN_PADDING,
+        extra_special_tokens=[QWEN_START, *special],
     )
-
-    def shown(chosen: Iterable[int]) -> torch.Tensor:
-        pixels = pixels_of([images[i] for i in chosen])
-        return pixels.unsqueeze(2) if frames else pixels
-
-    for name, parameter in autoencoder.named_parameters():
-        if re.search(ENDS_OF_BRANCHES, name):
-            torch.nn.init.zeros_(parameter)
-    autoencoder.train()
-    with _single_frames(autoencoder):
-        for _ in progress(range(VAE_STEPS), VAE_STEPS, "fitting the autoencoder", "step"):
-            pixels = shown(draw.integers(len(images), size=VAE_BATCH))
-            posterior = autoencoder.encode(pixels).latent_dist
-            decoded = autoencoder.decode(posterior.sample()).sample
-            loss = (decoded - pixels).square().mean() + VAE_KL_WEIGHT * posterior.kl().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            scheduler.step()
-    autoencoder.eval()
-    with torch.inference_mode():
-        chosen = range(0, len(images), -(-len(images) // LATENTS_MEASURED))
-        latents = autoencoder.encode(shown(chosen)).latent_dist.mode()
-    return float(latents.mean()), float(latents.std())
+    before = tokenizer(re.split(r"\{\}|<\|vision_start", template)[0]).input_ids
+    if len(before) != empty.prompt_template_encode_start_idx:
+        raise AssertionError(f"{len(before)} tokens precede a prompt; the pipeline drops others")
+    return tokenizer
 
 
-@contextmanager
-def _single_frames(autoencoder: Any) -> Iterator[None]:
-    """Make convolutions over time compute only the last tap, half of the work.
+TOKENIZERS = {"clip": train_tokenizer, "t5": train_t5_tokenizer, "qwen2": train_qwen_tokenizer}
+"""Trainers of tokenizers for a pipeline's class on captions, by kind."""
 
-    Before a single frame there are only zeros.
+
+def train_byte_tokenizer(conversations: Sequence[Conversation], *, seq2seq: bool) -> Any:
+    """Train a byte-level BPE tokenizer on the conversations.
+
+    Every byte has a token, so that any later text can be encoded. For a seq2seq model, each text
+    ends with TEXT_END, as with T5 and BART.
     """
-    convolutions = [m for m in autoencoder.modules() if isinstance(m, QwenImageCausalConv3d)]
-    for convolution in convolutions:
-        convolution.forward = partial(_of_one_frame, convolution)
-    yield
-    for convolution in convolutions:
-        del convolution.forward
-
-
-def _of_one_frame(convolution: Any, x: torch.Tensor, cache_x: None = None) -> torch.Tensor:
-    """Compute QwenImageCausalConv3d's output for x [B, C, 1, H, W]."""
-    padding = convolution._padding[0]
-    weight, bias = convolution.weight[:, :, -1], convolution.bias
-    return torch.nn.functional.conv2d(x.squeeze(2), weight, bias, padding=padding).unsqueeze(2)
-
-
-def pixels_of(images: Sequence[Image]) -> torch.Tensor:
-    """Convert RGB images of one size to float32 [B, 3, H, W] in [-1, 1]."""
-    return torch.from_numpy(np.stack([to_pixels(image) for image in images]))
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(PIECES, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    trained.decoder = decoders.ByteLevel()
+    trained.train_from_iterator(
+        (message.content for one in conversations for message in one.messages),
+        trainers.BpeTrainer(
+            vocab_size=TEXT_VOCABULARY,
+            min_frequency=FEWEST,
+            special_tokens=[TEXT_PADDING, TEXT_START, TEXT_END],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        ),
+    )
+    if seq2seq:
+        trained.post_processor = processors.TemplateProcessing(
+            single=f"$A {TEXT_END}", special_tokens=[(TEXT_END, trained.token_to_id(TEXT_END))]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=trained,
+        pad_token=TEXT_PADDING,
+        bos_token=TEXT_START,
+        eos_token=TEXT_END,
+        model_max_length=MAX_ROW,
+        clean_up_tokenization_spaces=False,
+    )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.diffusion import DiffusionFamily
-from zerotrain.models.families.flow_matching import FlowMatchingObjective
+from zerotrain.models.families.objectives import FlowMatchingObjective, read_flow_scheduler
 from zerotrain.models.families.pipelines import prompt_length
+from zerotrain.models.pretrained import read_config
 
 if TYPE_CHECKING:
     from zerotrain.config.models import EvaluateConfig
@@ -21,7 +25,30 @@ Grid = tuple[int, int, int]
 
 
 class JointTransformerFamily(DiffusionFamily):
-    """A family whose transformer attends to the tokens of image and text together."""
+    """A family whose transformer attends to the tokens of image and text together.
+
+    It is trained by flow matching.
+    """
+
+    @abstractmethod
+    def flow_objective(
+        self,
+        scheduler: FlowMatchEulerDiscreteScheduler,
+        settings: Mapping[str, Any] | None,
+        config: Mapping[str, Any],
+    ) -> FlowMatchingObjective:
+        """Build the objective for a scheduler and the transformer's config.json."""
+
+    def objective(
+        self, base: Path, settings: Mapping[str, Any] | None = None
+    ) -> FlowMatchingObjective:
+        """Build the objective with the schedule of the base's scheduler."""
+        config = read_config(base / self.trained_part / "config.json")
+        return self.flow_objective(read_flow_scheduler(base / "scheduler"), settings, config)
+
+    def shape_objective(self, config: Mapping[str, Any]) -> FlowMatchingObjective:
+        """Build the objective with a schedule that predictions do not depend on."""
+        return self.flow_objective(FlowMatchEulerDiscreteScheduler(), None, config)
 
     def prompt_length(self, pipeline: Any, max_sequence_length: int | None) -> int:
         """Return the length that a prompt is cut or padded to; see pipelines.prompt_length."""

@@ -16,8 +16,7 @@ from zerotrain.config.families import FamilySpec
 from zerotrain.errors import PipelineError
 from zerotrain.machine.progress_bar import progress
 from zerotrain.models.families.conditioned_sampling import ConditionedSampling, conditioning_pixels
-from zerotrain.models.families.pipelines import load_pipeline
-from zerotrain.models.families.placement import place_pipeline, sampling_dtype
+from zerotrain.models.families.pipelines import load_pipeline, sampling_dtype
 from zerotrain.models.families.prompt_tokens import (
     TRUNCATE,
     TokenLimit,
@@ -52,32 +51,6 @@ class PipelineSampling(ConditionedSampling):
         scale = config.guidance_scale
         return {} if scale is None else {"guidance_scale": scale}
 
-    def sample(
-        self,
-        weights: Path,
-        prompts: Sequence[str],
-        seeds: Sequence[int],
-        config: EvaluateConfig,
-        *,
-        resolution: int | tuple[int, int],
-        device: str,
-        max_sequence_length: int | None = None,
-        long_captions: str = TRUNCATE,
-        conditioning: Sequence[Sequence[Image]] | None = None,
-    ) -> list[Image]:
-        """Sample one image per prompt with the pipeline of a weights folder; see `draw`."""
-        pipeline = place_pipeline(self.load_pipeline(weights, device), device)
-        return self.draw(
-            pipeline,
-            prompts,
-            seeds,
-            config,
-            resolution=resolution,
-            max_sequence_length=max_sequence_length,
-            long_captions=long_captions,
-            conditioning=conditioning,
-        )
-
     def pipeline_name(self, folder: Path) -> str:
         """Return the class that a folder's model_index.json names, if it is one of the family's."""
         index = read_config(folder / "model_index.json")
@@ -87,7 +60,7 @@ class PipelineSampling(ConditionedSampling):
     def load_pipeline(self, folder: Path, device: str, **parts: Any) -> Any:
         """Load the pipeline of a folder, with its adapter, in the type for sampling.
 
-        It is in host memory; see placement.place_pipeline.
+        It is in host memory; see pipelines.place_pipeline.
         """
         arguments = {**self.spec.loading, **parts}
         name = self.pipeline_name(folder)
@@ -269,7 +242,7 @@ class PipelineSampling(ConditionedSampling):
         shape: Sequence[int],
         conditioning: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Sample the latents, float32 [C, h, w] on CPU, of the image that `sample` makes.
+        """Sample the latents, float32 [C, h, w] on CPU, of the image that `draw` makes.
 
         Args:
             pipeline: Pipeline from live_pipeline.

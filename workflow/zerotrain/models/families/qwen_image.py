@@ -8,17 +8,18 @@ conditioning images as further patches; its text encoder sees them, too.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline
 from torch.nn.utils.rnn import pad_sequence
 
 from zerotrain.config.families import FAMILIES
-from zerotrain.models.families.flow_matching import read_flow_scheduler
+from zerotrain.models.families.conditioned_sampling import extended_input
 from zerotrain.models.families.patches import (
     PackedFamily,
     PackedObjective,
@@ -27,7 +28,7 @@ from zerotrain.models.families.patches import (
     pack,
     unpack,
 )
-from zerotrain.models.families.pipelines import PipelineEncoders, prompt_length
+from zerotrain.models.families.pipelines import PipelineEncoders, channel_statistics, prompt_length
 from zerotrain.models.families.qwen_image_encoding import (
     add_token_types,
     count_text_tokens,
@@ -36,14 +37,62 @@ from zerotrain.models.families.qwen_image_encoding import (
     load_processor,
     sees_images,
 )
-from zerotrain.models.families.qwen_image_pipeline import (
-    ConditionedQwenImagePipeline,
-    encoding_pipeline,
-)
+from zerotrain.models.families.qwen_image_nano import SMALL
 
 if TYPE_CHECKING:
     from zerotrain.config.models import EvaluateConfig
     from zerotrain.models.families import Batch
+
+
+class ConditionedQwenImagePipeline(QwenImagePipeline):  # type: ignore[misc]
+    """QwenImagePipeline that takes `conditioning_latents` [B, n, C, h, w] with embeddings.
+
+    Their tokens follow those of the image, as in diffusers' editing pipelines and DiffSynth's
+    in-context control (QwenImageUnit_ContextImageEmbedder): one loop samples for all of them.
+    diffusers' own loops take images, which they scale to an area of 1024 x 1024 pixels, and one
+    prompt at a time.
+
+    Attributes:
+        encoding: The pipeline that encodes prompts, of the class that the base names.
+    """
+
+    encoding: Any
+
+    @classmethod
+    def around(cls, pipeline: Any) -> ConditionedQwenImagePipeline:
+        """Build a pipeline around the parts of another pipeline of Qwen-Image."""
+        names = ("scheduler", "vae", "text_encoder", "tokenizer", "transformer")
+        made = cls(**{name: getattr(pipeline, name) for name in names})
+        made.set_progress_bar_config(disable=True)
+        made.encoding = pipeline
+        return made
+
+    @functools.wraps(QwenImagePipeline.__call__)
+    def __call__(
+        self, *values: Any, conditioning_latents: torch.Tensor | None = None, **named: Any
+    ) -> Any:
+        def extend(given: Mapping[str, Any]) -> dict[str, Any]:
+            [[grid], *_] = given["img_shapes"]
+            patches, grids = append_conditioning(given["hidden_states"], grid, conditioning_latents)
+            return {"hidden_states": patches, "img_shapes": grids}
+
+        if conditioning_latents is None:
+            return super().__call__(*values, **named)
+        with extended_input(self.transformer, extend):
+            return super().__call__(*values, **named)
+
+    def encode_prompt(
+        self, prompt_embeds: torch.Tensor, prompt_embeds_mask: torch.Tensor | None, **_: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return embeddings unchanged: with images they exceed the limit of QwenImagePipeline."""
+        mask = prompt_embeds_mask
+        return prompt_embeds, None if mask is not None and mask.all() else mask
+
+
+def encoding_pipeline(pipeline: Any) -> Any:
+    """Return the pipeline that encodes the prompts of another; itself by default."""
+    return getattr(pipeline, "encoding", pipeline)
+
 
 THETA = 10000
 """Base of the rotary frequencies (diffusers: QwenImageTransformer2DModel)."""
@@ -142,6 +191,8 @@ class QwenObjective(PackedObjective):
 class QwenImage(PackedFamily):
     """The family of Qwen-Image."""
 
+    small = SMALL
+
     def empty_model(self, base: Path) -> torch.nn.Module:
         """Build the transformer of config.json on the meta device.
 
@@ -171,13 +222,14 @@ class QwenImage(PackedFamily):
             add_token_types(pipeline.text_encoder)
         return pipeline
 
-    def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> QwenObjective:
-        """Build the objective that the base's noise scheduler describes."""
-        return QwenObjective(read_flow_scheduler(base / "scheduler"), settings)
-
-    def shape_objective(self, config: Mapping[str, Any]) -> QwenObjective:
-        """Build the objective with a schedule that predictions do not depend on."""
-        return QwenObjective(FlowMatchEulerDiscreteScheduler(), None)
+    def flow_objective(
+        self,
+        scheduler: FlowMatchEulerDiscreteScheduler,
+        settings: Mapping[str, Any] | None,
+        config: Mapping[str, Any],
+    ) -> QwenObjective:
+        """Build the objective for a scheduler."""
+        return QwenObjective(scheduler, settings)
 
     def read_tokens(self, pipeline: Any, tokenizer: str, max_sequence_length: int | None) -> int:
         """Return the limit of a caption's tokens in training; editing pipelines have none."""
@@ -264,10 +316,7 @@ class QwenImage(PackedFamily):
 
     def pixels(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
         """Decode latents [B, C, h, w], each a single frame, to pixels [B, 3, H, W] in [-1, 1]."""
-        mean, std = (
-            torch.tensor(values, device=latents.device).view(1, -1, 1, 1)
-            for values in (vae.config.latents_mean, vae.config.latents_std)
-        )
+        mean, std = channel_statistics(vae, latents.device)
         frames = (latents * std + mean).unsqueeze(2)
         decoded: torch.Tensor = vae.decode(frames, return_dict=False)[0]
         return decoded[:, :, 0]

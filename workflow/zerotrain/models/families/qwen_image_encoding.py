@@ -20,6 +20,7 @@ from transformers import Qwen2Tokenizer, Qwen2VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from zerotrain.errors import PipelineError
+from zerotrain.models.families.pipelines import channel_statistics
 from zerotrain.models.families.prompt_tokens import count_tokens
 from zerotrain.models.pretrained import from_pretrained
 
@@ -88,10 +89,7 @@ def encode_latents(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
     before it decodes.
     """
     latents: torch.Tensor = vae.encode(pixels.unsqueeze(2)).latent_dist.mode().squeeze(2)
-    mean, std = (
-        torch.tensor(values, device=latents.device).view(1, -1, 1, 1)
-        for values in (vae.config.latents_mean, vae.config.latents_std)
-    )
+    mean, std = channel_statistics(vae, latents.device)
     scaled: torch.Tensor = (latents - mean) / std
     return scaled.float()
 

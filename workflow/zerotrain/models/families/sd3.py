@@ -16,9 +16,17 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from zerotrain.config.families import FAMILIES
-from zerotrain.models.families.flow_matching import FlowMatchingObjective, read_flow_scheduler
+from zerotrain.models.families.objectives import FlowMatchingObjective
 from zerotrain.models.families.patches import JointTransformerFamily, check_patches, check_positions
 from zerotrain.models.families.pipelines import PipelineEncoders, latents_of, prompt_length
+from zerotrain.models.families.small_models import (
+    PIXELS_PER_LATENT,
+    Arguments,
+    SmallPipeline,
+    SmallSpec,
+    clip,
+    t5,
+)
 from zerotrain.models.families.token_routing import routing
 from zerotrain.models.pretrained import read_config
 
@@ -109,8 +117,44 @@ class Sd3Objective(FlowMatchingObjective):
         return (height // patch) * (width // patch)
 
 
+HEADS, HEAD_WIDTH = {"nano": 4, "micro": 10}, 32
+LAYERS = {"nano": 4, "micro": 6}
+"""The small transformers have 2.3 and 21.5 million parameters."""
+
+
+def small_parts(spec: SmallSpec) -> dict[str, Arguments]:
+    """Return the arguments of a small model's parts, for squares or images of a longest side."""
+    return {
+        **dict.fromkeys(
+            ("text_encoder", "text_encoder_2"), clip(spec.tokenizers["tokenizer"], spec.width)
+        ),
+        "text_encoder_3": t5(spec.tokenizers["tokenizer_3"], spec.width),
+        "transformer": {
+            "sample_size": spec.side // PIXELS_PER_LATENT,
+            "patch_size": 1,
+            "in_channels": spec.channels,
+            "out_channels": spec.channels,
+            "num_layers": LAYERS[spec.preset],
+            "num_attention_heads": HEADS[spec.preset],
+            "attention_head_dim": HEAD_WIDTH,
+            "joint_attention_dim": 2 * spec.width,
+            "caption_projection_dim": HEADS[spec.preset] * HEAD_WIDTH,
+            "pooled_projection_dim": 2 * spec.width,
+            # SD3 has positions for images three times as large, a third of a step apart, with which
+            # so small a model learns slowly.
+            "pos_embed_max_size": (spec.longest or spec.side) // PIXELS_PER_LATENT,
+        },
+    }
+
+
 class Sd3(JointTransformerFamily):
     """The family of Stable Diffusion 3."""
+
+    small = SmallPipeline(
+        tokenizers={"tokenizer": "clip", "tokenizer_2": "clip", "tokenizer_3": "t5"},
+        parts=small_parts,
+        scheduler="FlowMatchEulerDiscreteScheduler",
+    )
 
     def load_encoders(
         self,
@@ -122,14 +166,14 @@ class Sd3(JointTransformerFamily):
         """Load VAE and text encoders; the transformer stays on disk."""
         return Sd3Encoders(base, device, max_sequence_length, dtype)
 
-    def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> Sd3Objective:
-        """Build the flow matching objective with the schedule of the base's scheduler."""
-        config = read_config(base / "transformer" / "config.json")
-        return Sd3Objective(read_flow_scheduler(base / "scheduler"), settings, config)
-
-    def shape_objective(self, config: Mapping[str, Any]) -> Sd3Objective:
-        """Build the objective with a schedule that predictions do not depend on."""
-        return Sd3Objective(FlowMatchEulerDiscreteScheduler(), None, config)
+    def flow_objective(
+        self,
+        scheduler: FlowMatchEulerDiscreteScheduler,
+        settings: Mapping[str, Any] | None,
+        config: Mapping[str, Any],
+    ) -> Sd3Objective:
+        """Build the objective for a scheduler and the transformer's config.json."""
+        return Sd3Objective(scheduler, settings, config)
 
 
 FAMILY = Sd3(FAMILIES["sd3"])

@@ -14,15 +14,70 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zerotrain.config.families import FAMILIES
-from zerotrain.models.families.chunks import count_chunks, encode_chunks
-from zerotrain.models.families.ddpm import DenoisingObjective, NoiseSchedule, read_noise_schedule
 from zerotrain.models.families.diffusion import DiffusionFamily
-from zerotrain.models.families.loss_functions import LossFunction
-from zerotrain.models.families.pipelines import PipelineEncoders
-from zerotrain.models.families.prompt_tokens import CHUNK, TRUNCATE, set_prompt_tokenizers
+from zerotrain.models.families.objectives import (
+    DenoisingObjective,
+    LossFunction,
+    NoiseSchedule,
+    read_noise_schedule,
+)
+from zerotrain.models.families.pipelines import PipelineEncoders, channel_statistics
+from zerotrain.models.families.prompt_tokens import (
+    CHUNK,
+    TRUNCATE,
+    PromptTokenizer,
+    set_prompt_tokenizers,
+)
+from zerotrain.models.families.small_models import (
+    PIXELS_PER_LATENT,
+    Arguments,
+    SmallPipeline,
+    SmallSpec,
+    clip,
+)
 
 if TYPE_CHECKING:
     from zerotrain.models.families import Batch
+
+
+def count_chunks(tokenizers: Mapping[str, PromptTokenizer], prompts: Sequence[str]) -> list[int]:
+    """Count the chunks of each prompt: the maximum over the tokenizers."""
+    counts = [tokenizer.chunks(prompts) for tokenizer in tokenizers.values()]
+    return [max(row) for row in zip(*counts, strict=True)]
+
+
+@torch.inference_mode()
+def encode_chunks(
+    pipeline: Any,
+    tokenizers: Mapping[str, PromptTokenizer],
+    prompts: Sequence[str],
+    count: int,
+    guided: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
+    """Encode the first `count` chunks of B prompts; a prompt that has fewer gets empty ones.
+
+    Args:
+        pipeline: An SDXL pipeline of diffusers.
+        tokenizers: Its tokenizers, from set_prompt_tokenizers.
+        prompts: B prompts.
+        count: Chunks of each.
+        guided: Whether the negative embeddings of the empty prompt are encoded, too.
+
+    Returns:
+        Embeddings [B, count * T, D], negative ones, and both pooled [B, P], of the first chunk.
+    """
+    parts = []
+    try:
+        for chunk in range(count):
+            for tokenizer in tokenizers.values():
+                tokenizer.chunk = chunk
+            parts.append(pipeline.encode_prompt(list(prompts), do_classifier_free_guidance=guided))
+    finally:
+        for tokenizer in tokenizers.values():
+            tokenizer.chunk = 0
+    embeds = torch.cat([part[0] for part in parts], dim=1)
+    negative = torch.cat([part[1] for part in parts], dim=1) if guided else None
+    return embeds, negative, parts[0][2], parts[0][3]
 
 
 class SdxlEncoders(PipelineEncoders):
@@ -44,10 +99,7 @@ class SdxlEncoders(PipelineEncoders):
         vae = self.vae
         latents: torch.Tensor = vae.encode(pixels.to(vae.device)).latent_dist.mode()
         if vae.config.latents_mean is not None and vae.config.latents_std is not None:
-            mean, std = (
-                torch.tensor(values, device=latents.device).view(1, -1, 1, 1)
-                for values in (vae.config.latents_mean, vae.config.latents_std)
-            )
+            mean, std = channel_statistics(vae, latents.device)
             latents = (latents - mean) / std
         scaled: torch.Tensor = latents * vae.config.scaling_factor
         return scaled.float().cpu()
@@ -107,8 +159,66 @@ class SdxlObjective(DenoisingObjective):
         return prediction
 
 
+UNET = {
+    "nano": {"block_out_channels": (32, 96), "attention_head_dim": (2, 4)},
+    "micro": {"block_out_channels": (96, 320), "attention_head_dim": (3, 10)},
+}
+"""Small U-Nets of 2.1 and 22.1 million parameters; attention_head_dim are numbers of heads."""
+TEXT_WIDTHS = {"nano": (48, 80), "micro": (96, 160)}
+"""Widths of their two text encoders, by which readers of the original layout distinguish them."""
+SIZE_WIDTH = 32
+"""Width of the embedding of each of the six size numbers."""
+
+
+def small_parts(spec: SmallSpec) -> dict[str, Arguments]:
+    """Return the arguments of a small model's parts.
+
+    The U-Net has a block of convolutions, then one with attention.
+    """
+    widths = TEXT_WIDTHS[spec.preset]
+    tokenizer = spec.tokenizers["tokenizer"]
+    return {
+        "text_encoder": clip(tokenizer, widths[0], spec.width),
+        "text_encoder_2": clip(tokenizer, widths[1], spec.width),
+        "unet": {
+            "sample_size": spec.side // PIXELS_PER_LATENT,
+            "in_channels": spec.channels,
+            "out_channels": spec.channels,
+            "layers_per_block": 1,
+            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+            "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+            "transformer_layers_per_block": (1, 1),
+            "cross_attention_dim": sum(widths),
+            "use_linear_projection": True,
+            "addition_embed_type": "text_time",
+            "addition_time_embed_dim": SIZE_WIDTH,
+            "projection_class_embeddings_input_dim": spec.width + 6 * SIZE_WIDTH,
+            "norm_num_groups": 16,
+            **UNET[spec.preset],
+        },
+    }
+
+
 class Sdxl(DiffusionFamily):
     """The family of Stable Diffusion XL."""
+
+    # SDXL's noise schedule, with DDIM as the pipeline's sampler.
+    small = SmallPipeline(
+        tokenizers={"tokenizer": "clip", "tokenizer_2": "clip"},
+        parts=small_parts,
+        scheduler="DDIMScheduler",
+        schedule={
+            "beta_start": 0.00085,
+            "beta_end": 0.012,
+            "beta_schedule": "scaled_linear",
+            "clip_sample": False,
+            "set_alpha_to_one": False,
+            "steps_offset": 1,
+            "prediction_type": "v_prediction",
+            "timestep_spacing": "trailing",
+        },
+        shifts=False,
+    )
 
     samplers: Mapping[str, str] = {"ddim": "DDIMScheduler", "euler": "EulerDiscreteScheduler"}
 
@@ -137,10 +247,7 @@ class Sdxl(DiffusionFamily):
         """Decode latents [B, C, h, w] of the denoiser to pixels [B, 3, H, W] in [-1, 1]."""
         config = vae.config
         if config.latents_mean is not None and config.latents_std is not None:
-            mean, std = (
-                torch.tensor(values, device=latents.device).view(1, -1, 1, 1)
-                for values in (config.latents_mean, config.latents_std)
-            )
+            mean, std = channel_statistics(vae, latents.device)
             latents = latents * std + mean * config.scaling_factor
         return super().pixels(vae, latents)
 

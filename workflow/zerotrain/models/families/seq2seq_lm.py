@@ -12,6 +12,7 @@ import transformers
 from zerotrain.config.families import FAMILIES
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.language import LanguageFamily, answer_loss, attention
+from zerotrain.models.families.small_models import LAYERS, WIDTH, Arguments, SmallLanguageModel
 from zerotrain.models.families.tokens import IGNORED, seq2seq_prompt, seq2seq_tokens
 from zerotrain.models.pretrained import from_pretrained
 
@@ -44,8 +45,29 @@ class Seq2SeqObjective:
         return moved.masked_fill(moved == IGNORED, self.padding)
 
 
+def small_arguments(tokenizer: Any, preset: str) -> Arguments:
+    """Return the values of a small T5; as in the first T5, the head is tied.
+
+    The models have 0.3 and 3.3 million parameters.
+    """
+    return {
+        "vocab_size": len(tokenizer),
+        "d_model": WIDTH[preset],
+        "d_kv": WIDTH[preset] // 4,
+        "d_ff": 4 * WIDTH[preset],
+        "num_layers": LAYERS[preset],
+        "num_heads": 4,
+        "dropout_rate": 0.0,
+        "decoder_start_token_id": tokenizer.pad_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+
+
 class Seq2SeqLm(LanguageFamily):
     """The family of seq2seq language models."""
+
+    small = SmallLanguageModel("T5ForConditionalGeneration", small_arguments)
 
     def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> Seq2SeqObjective:
         """Build the cross entropy of the answers.

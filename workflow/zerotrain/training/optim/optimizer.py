@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from zerotrain.config import optimizers
-from zerotrain.config.parameter_patterns import check_pattern_matches, matches
+from zerotrain.config.trained_part import check_pattern_matches, matches
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase

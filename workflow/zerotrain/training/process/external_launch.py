@@ -23,7 +23,7 @@ import torch
 from torch import distributed
 
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
-from zerotrain.launch import pinned_memory
+from zerotrain.launch import zero
 from zerotrain.launch.files import read_run_yaml
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import compiled_ops
@@ -142,7 +142,7 @@ def _set_up_environment(phase: ResolvedPhase) -> None:
             hint="start it by `zerotrain train_phase` or Snakemake",
         )
     os.environ.update(compiled_ops.environment())
-    os.environ.update(pinned_memory.allocator_settings(phase, os.environ))
+    os.environ.update(zero.allocator_settings(phase, os.environ))
     threads = machines.thread_count(
         phase, int(os.environ.get("LOCAL_WORLD_SIZE") or phase.processes_per_machine)
     )
