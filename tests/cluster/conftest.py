@@ -116,7 +116,7 @@ class Project:
     def ranks(self, phase: str) -> list[int]:
         """Pids of the training processes of a phase, by rank."""
         paths = sorted((self.progress(phase) / "ranks").glob("*.json"))
-        return [json.loads(path.read_text())["pid"] for path in paths]
+        return [json.loads(path.read_text())["process"]["pid"] for path in paths]
 
 
 wait_until = partial(processes.wait_until, seconds=SECONDS, pause=0.1)

@@ -50,6 +50,11 @@ def inputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
+@pytest.mark.parametrize(
+    "inputs",
+    ["FluxKontextPipeline", pytest.param("FluxFillPipeline", marks=pytest.mark.soak)],
+    indirect=True,
+)
 def test_training_learns_to_copy_and_diffusers_loads_it(inputs, tmp_path, server):
     """The loss falls by a tenth and more, and is larger with others' conditioning images; the class
     of the base's own pipeline loads the weights, which answer as the trained model does."""
@@ -62,7 +67,7 @@ def test_training_learns_to_copy_and_diffusers_loads_it(inputs, tmp_path, server
 
     trained = trained_model("flux", inputs / "base", training.rolling("copy", STEPS), ADAPTER)
     batch = batch_of(inputs)
-    name = "conditioning_latents"
+    [name] = {"conditioning_latents", "fill_condition"} & batch.keys()
     before = loss(inputs, FAMILY.load_model(inputs / "base").eval(), batch)
     after = loss(inputs, trained, batch)
     other = loss(inputs, trained, {**batch, name: batch[name].roll(1, dims=0)})
@@ -71,7 +76,7 @@ def test_training_learns_to_copy_and_diffusers_loads_it(inputs, tmp_path, server
     assert after < other
 
     pipeline = DiffusionPipeline.from_pretrained(weights)
-    assert type(pipeline).__name__ == "FluxKontextPipeline"
+    assert type(pipeline).__name__ == inputs.name.rstrip("0123456789")
     pipeline.load_lora_weights(weights)
     assert loss(inputs, pipeline.transformer, batch) == after
 

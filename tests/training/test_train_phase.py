@@ -36,7 +36,7 @@ def test_resume_after_a_signal_to_the_command(training, phase, preset):
     running = command.start()
     command.wait_for_step(5)
     # Held in a step, else a quick machine would have ended the training before the second start.
-    ranks = [psutil.Process(one.pid) for one in heartbeat.read_statuses(command.progress)]
+    ranks = [psutil.Process(one.process.pid) for one in heartbeat.read_statuses(command.progress)]
     assert ranks
     for one in ranks:
         one.suspend()
@@ -125,7 +125,7 @@ def test_resume_after_one_process_of_two_was_killed(training, phase, preset):
     running = command.start()
     command.wait_for_step(5)
     victim = next(one for one in heartbeat.read_statuses(command.progress) if one.rank == 1)
-    os.kill(victim.pid, signal.SIGKILL)
+    os.kill(victim.process.pid, signal.SIGKILL)
     code, said = command.end(running)
     assert code == 1, said
     step = progress_folder.saved_steps(command.progress)[-1]
@@ -169,7 +169,7 @@ def test_resume_after_a_signal_to_a_part(phase, whom, number):
     command = phase("parts", num_processes=2)
     running = command.start()
     command.wait_for_step(3)
-    ranks = {one.rank: one.pid for one in heartbeat.read_statuses(command.progress)}
+    ranks = {one.rank: one.process.pid for one in heartbeat.read_statuses(command.progress)}
     launcher = psutil.Process(ranks[0]).ppid()
     for pid in {"launcher": [launcher], "rank 1": [ranks[1]],
                 "launcher and ranks": [launcher, *ranks.values()]}[whom]:  # fmt: skip
