@@ -137,6 +137,13 @@ def test_a_missing_fragment_is_named(tmp_path: Path) -> None:
     assert torch.equal(found.tensor("b", MASTER), WHOLE[MASTER]["b"])
 
 
+def test_parts_that_overlap_are_refused(tmp_path: Path) -> None:
+    """Also where their lengths add up to the whole: a part of it would be missing."""
+    shares = [[("w", 0, 14)], [("w", 8, 6), ("b", 0, 7), ("scale", 0, 1)]]
+    checkpoint = Checkpoint(save(tmp_path / "checkpoint", shares))
+    assert "w (exp_avg) has 14 of 20 elements" in refusal(checkpoint.tensor, "w", "exp_avg")
+
+
 def test_a_removed_file_is_named(tmp_path: Path) -> None:
     """Before anything is loaded."""
     folder = save(tmp_path / "checkpoint", parts(2))

@@ -29,7 +29,7 @@ READERS = [yaml.safe_load, lambda text: YAML(typ="safe", pure=True).load(text)]
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(VALUES)
 def test_a_value_is_one_line_for_every_reader(value: Any) -> None:
     """What is written is read again, whatever it holds, and adds no key."""
@@ -40,7 +40,7 @@ def test_a_value_is_one_line_for_every_reader(value: Any) -> None:
         assert read(line) == {"a": value, "b": 1}
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(TEXTS)
 def test_a_text_is_one_comment(text: str) -> None:
     """A comment ends where its line does, for every reader of YAML."""

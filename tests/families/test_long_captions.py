@@ -74,7 +74,7 @@ def test_the_tokens_that_are_kept_are_those_of_the_whole_text(train):
     letters = "abcdefg ÄÖé  \t\n.,!' #12345 猫 don't <|endoftext|> \u2581 "
     draw = random.Random(0)
     lengths = (0, 30, 200, LETTERS_PER_TOKEN * LIMIT, 900, 3000)
-    texts = ["".join(draw.choices(letters, k=draw.choice(lengths))) for _ in range(150)]
+    texts = ["".join(draw.choices(letters, k=draw.choice(lengths))) for _ in range(400)]
     texts += ["    " * LIMIT * 5 + "a red house", "word" * 4 * LIMIT, "word " * LIMIT]
     wanted = {"padding": "max_length", "max_length": LIMIT, "truncation": True}
     for start in range(0, len(texts), 4):

@@ -28,7 +28,7 @@ LONG = "DeepSpeed checkpoint"
 )
 def test_a_corpus_of_damaged_files(name: str, tmp_path: Path) -> None:
     """Always the same few of each reader."""
-    assert fuzz(name, ALL[name], tmp_path, count=10, seed=0, seconds=60) == {}
+    assert fuzz(name, ALL[name], tmp_path, count=20, seed=0, seconds=60) == {}
 
 
 @pytest.mark.soak

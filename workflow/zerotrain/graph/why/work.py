@@ -216,7 +216,7 @@ def foresee_training(
 ) -> Training:
     """Foresee a phase's training: trained, continued, trained again, or kept.
 
-    As zerotrain.training.checkpointing.edited and published decide when it starts, foreseen from
+    As zerotrain.training.process.start and published decide when it starts, foreseen from
     the plan: launch files that are not rendered yet cannot be compared.
 
     Args:
