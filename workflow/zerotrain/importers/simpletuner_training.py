@@ -234,8 +234,13 @@ def settings_of(arguments: dict[str, Any], result: ImportedConfig) -> dict[str, 
         result.note(
             "kept", f"optimizer_config {name}", value, "", ours.get(name, "train.optimizer")
         )
-    betas = [arguments.pop(name, None) for name in ("optimizer_beta1", "optimizer_beta2")]
-    if None not in betas:
+    names = ("optimizer_beta1", "optimizer_beta2")
+    betas = [arguments.pop(name, None) for name in names]
+    if None in betas:
+        for name, value in zip(names, betas, strict=True):
+            if value is not None:
+                result.ignore(name, value, "SimpleTuner reads both or neither")
+    else:
         if known.betas is None:
             extra["betas"] = betas
         else:
